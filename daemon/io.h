@@ -1,0 +1,59 @@
+/*
+ * io.h - asynchronous reads and writes of files: a ring, or its twin on threads
+ *
+ * Used by the spill store and for copies out of staging objects.  One thread calls; done() runs inside io_reap().
+ * Reads go before writes that wait.  Short transfers are continued, EINTR and EAGAIN tried again, a full ring queues:
+ * done() tells all bytes or an error, exactly once for each op.
+ */
+#ifndef KVPOOL_IO_H
+#define KVPOOL_IO_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+struct io;
+
+enum io_kind {
+	IO_READ,
+	IO_WRITE,
+	IO_DATASYNC,
+};
+
+/* Embedded in its owner, untouched from io_submit() to done(). */
+struct io_op {
+	enum io_kind kind;
+	int fd;
+	uint64_t off;
+	struct iovec iov[2]; /* as given; the engine keeps its own place */
+	int n_iov;
+	void (*done)(struct io_op *op,
+		int64_t res); /* bytes moved (all of them), 0 for DATASYNC; or -errno; end of file: -ENODATA */
+	void *owner;
+	uint64_t opaque[8]; /* the engine's */
+};
+
+struct io_opts {
+	unsigned depth; /* entries of the ring, or operations at once */
+	unsigned threads; /* of the twin; 0: 4 */
+	bool use_uring;
+	int lock_fd; /* -1, or a flock()ed file: the ring registers it and the engine closes it, so that its lock falls only
+			when the last I/O has ended, even after SIGKILL.  The twin just keeps it open. */
+};
+
+/** io_open() - @message: 256 bytes, which engine and why not io_uring. Return: 0; -ENOMEM; -errno. */
+int io_open(struct io **io, const struct io_opts *opts, char message[256]);
+/** io_close() - waits for what is in flight, calling done() */
+void io_close(struct io *io);
+/** io_submit() - always takes the op (queues without bound; callers bound themselves) */
+void io_submit(struct io *io, struct io_op *op);
+/** io_fd() - readable when io_reap() has work */
+int io_fd(const struct io *io);
+/** io_reap() - call done() of what has ended. Return: ops ended. */
+unsigned io_reap(struct io *io);
+/** io_wait() - block until at least one op ended or @deadline_ns, then as io_reap(). For start and drain, never the loop. */
+unsigned io_wait(struct io *io, uint64_t deadline_ns);
+unsigned io_in_flight(const struct io *io); /* submitted and not done */
+bool io_is_uring(const struct io *io);
+
+#endif

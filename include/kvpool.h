@@ -1,0 +1,517 @@
+/*
+ * kvpool.h - libkvpool: KV blocks shared between the engines of a host
+ *
+ * An engine opens a client, opens a namespace (the blocks of one model in one layout for one trust domain), asks which
+ * leading blocks of its prompt exist, maps and uses them in place, and publishes the ones it computes.  With no daemon
+ * everything still works from private memory, only nothing is found.
+ *
+ * In the order of a first program:
+ *
+ *	kvp_open() -> kvp_ns_open() -> kvp_seq_open()
+ *	   -> kvp_seq_match()                                   leading tokens that need not be computed
+ *	   -> { kvp_seq_append(), store K and V, attention over kvp_seq_table(), kvp_seq_commit() } ...
+ *	   -> kvp_seq_close() -> kvp_ns_close() -> kvp_close()
+ *
+ * Engines with block tables of their own use the calls below sequences: kvp_hash_chain(), kvp_match(), kvp_acquire(),
+ * kvp_release(), kvp_reserve(), kvp_publish(), kvp_abandon().
+ *
+ * Returns.  A count >= 0, or a negative KVP_E...; kvp_error() has the sentence for a human.  A miss is an answer and
+ * never an error.  Deadlines are absolute CLOCK_MONOTONIC nanoseconds (kvp_deadline_ms()), 0 means: try, do not wait.
+ *
+ * Threads.  A client and its namespaces may be used from any thread at once; one sequence, view or block by one thread
+ * at a time.  The library has threads of its own that block all signals; it installs no handlers, prints nothing and
+ * never ends the process.  After fork() the child's handles are dead: every call returns -KVP_EDETACHED.
+ *
+ * Public structs start with their size: set it (designated initialisers: .size = sizeof(x)), zero what you do not use.
+ */
+#ifndef KVPOOL_H
+#define KVPOOL_H
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#ifndef KVP_API
+#define KVP_API __attribute__((visibility("default")))
+#endif
+
+#define KVP_VERSION_MAJOR 0
+#define KVP_VERSION_MINOR 1
+
+#define KVP_NAME_MAX 64 /* namespace and pool names, terminator included: [A-Za-z0-9._-], not starting with a dot */
+#define KVP_SOCKET_MAX 108 /* what a Unix address holds */
+#define KVP_DEFAULT_SOCKET "/run/kvpool/kvpoold.sock" /* after KVPOOL_SOCKET in the environment */
+#define KVP_LAYERS_MAX 128
+#define KVP_UID_SELF 0xffffffffu
+
+/* Errors, returned negative.  They are errno values, so strerror(-r) is never wrong, only less precise. */
+enum kvp_errno {
+	KVP_EINVAL = EINVAL, /* an argument; kvp_error() names it */
+	KVP_ENOMEM = ENOMEM, /* this process is out of memory */
+	KVP_EACCES = EACCES, /* the namespace's or operator's rules say no */
+	KVP_ENOENT = ENOENT, /* KVP_NS_JOIN: there is no such namespace */
+	KVP_ETIMEDOUT = ETIMEDOUT, /* the daemon did not answer by the deadline */
+	KVP_EDETACHED = ENOTCONN, /* no daemon, and this call needs one */
+	KVP_EMISMATCH = EPROTOTYPE, /* KVP_NS_JOIN: the descriptor differs; kvp_ns_info.differs names the field */
+	KVP_EVERSION = EPROTONOSUPPORT, /* daemon and library do not speak the same major version */
+	KVP_ESTALE = ESTALE, /* the handle is of a block or slab that is no more */
+	KVP_EGONE = ENXIO, /* the pool is another one now */
+	KVP_ENOSPC = ENOSPC, /* no room, and nothing may be evicted */
+	KVP_EQUOTA = EDQUOT, /* a limit of this uid; kvp_error() names it and the key to raise it */
+	KVP_EPROTO = EPROTO, /* the peer broke the protocol */
+	KVP_ENOTSUP = EOPNOTSUPP, /* not in this version */
+	KVP_ESHUTDOWN = ESHUTDOWN, /* the daemon is stopping */
+};
+
+/* 128-bit identity of a block: what it holds and everything before it. All zero: none. */
+struct kvp_key {
+	uint64_t w[2];
+};
+
+/* ---- Descriptor: what the blocks of a namespace are.  Equal means: the same bytes. ---- */
+
+enum kvp_layout {
+	KVP_LAYOUT_HND = 1, /* [layer][K, V][kv_head][token][dim], each tensor 64-byte aligned */
+	KVP_LAYOUT_NHD = 2, /* [layer][K, V][token][kv_head][dim], likewise */
+	KVP_LAYOUT_TILED = 3, /* reserved */
+	KVP_LAYOUT_OPAQUE = 4, /* bytes of the engine with a stored length; desc.engine names the format */
+};
+enum kvp_type { /* numbers as in kvattn.h */
+	KVP_TYPE_F32 = 1,
+	KVP_TYPE_F16 = 2,
+	KVP_TYPE_BF16 = 3,
+};
+enum kvp_layer_kind {
+	KVP_LAYER_FULL = 1,
+	KVP_LAYER_SWA = 2,
+	KVP_LAYER_MLA = 3,
+	KVP_LAYER_STATE = 4,
+};
+enum kvp_rope_pairing {
+	KVP_ROPE_NONE = 0,
+	KVP_ROPE_ADJACENT = 1, /* (2i, 2i + 1) */
+	KVP_ROPE_HALF = 2, /* (i, i + dim / 2) */
+};
+
+struct kvp_layer {
+	uint32_t kind; /* enum kvp_layer_kind */
+	uint32_t kv_heads;
+	uint32_t dim_k;
+	uint32_t dim_v;
+	uint32_t window; /* tokens; 0: none */
+	uint32_t reserved;
+};
+
+/* Fixed-width, unused bytes zero: two descriptors are the same when their bytes are.  Fill with kvp_desc_init(). */
+struct kvp_desc {
+	uint32_t size; /* sizeof(struct kvp_desc) */
+	uint32_t version; /* 1 */
+	uint32_t layout; /* enum kvp_layout */
+	uint32_t block_tokens; /* 1 .. a whole context; fast: a power of two, 16..256 */
+	uint64_t block_bytes; /* OPAQUE: the longest block; else 0 or what the layers give */
+	uint32_t n_layers; /* at most KVP_LAYERS_MAX; OPAQUE: 0 allowed */
+	uint32_t type_k; /* enum kvp_type */
+	uint32_t type_v;
+	uint32_t k_order; /* 0: row-major */
+	uint32_t quant_block; /* 0: not quantised */
+	uint32_t scale_place;
+	uint32_t rope_pairing; /* enum kvp_rope_pairing, as applied to the stored K */
+	uint32_t rope_scaling; /* engine's number for the kind; 0: none */
+	double rope_base;
+	double rope_factor;
+	double rope_extra[4];
+	uint8_t model[32]; /* hash of the weights, or of config and file identity; never only a name */
+	uint8_t tokenizer[32]; /* optional */
+	uint8_t adapter[32]; /* LoRA; or per key as an extra */
+	uint32_t tp_size, tp_rank, pp_size, pp_rank, cp_size, cp_rank;
+	uint32_t kv_group;
+	uint32_t hash_scheme; /* 1: kvp_hash_chain(); 2: the engine's keys through kvp_hash_bytes() */
+	uint32_t salt_policy;
+	uint32_t endianness; /* 0: little */
+	char hash_name[32]; /* with hash_scheme 2 */
+	char engine[128]; /* with OPAQUE: "llama.cpp-state/<build>/fa1", "vllm-cpu/0.32/LBHNC/avx512" */
+	struct kvp_layer layers[KVP_LAYERS_MAX];
+};
+
+/** kvp_desc_init() - zero @desc and fill a plain model: @n_layers equal full-attention layers */
+KVP_API void kvp_desc_init(struct kvp_desc *desc, uint32_t layout, uint32_t block_tokens, uint32_t n_layers,
+	uint32_t kv_heads, uint32_t head_dim, uint32_t type);
+
+/**
+ * kvp_desc_check() - is the descriptor whole and within bounds?
+ * @field: set to the name of the first bad field, or NULL
+ * @block_bytes: set to the payload bytes of a block, or NULL
+ * Return: 0; -KVP_EINVAL.
+ */
+KVP_API int kvp_desc_check(const struct kvp_desc *desc, const char **field, uint64_t *block_bytes);
+
+/** kvp_desc_differs() - name of the first field in which two descriptors differ, NULL if they are the same */
+KVP_API const char *kvp_desc_differs(const struct kvp_desc *a, const struct kvp_desc *b);
+
+/* ---- Client ---- */
+
+struct kvp_client;
+struct kvp_ns;
+struct kvp_seq;
+
+enum kvp_state {
+	KVP_ATTACHED = 1,
+	KVP_DETACHED = 2, /* no daemon; the library tries again by itself, with back-off */
+	KVP_INCOMPATIBLE = 3, /* a daemon of another major version; kvp_error() names both */
+};
+
+struct kvp_open_opts {
+	uint32_t size;
+	uint32_t connect_timeout_ms; /* longest wait of kvp_open(); 0: 1000 */
+	const char *socket; /* NULL: KVPOOL_SOCKET, else KVP_DEFAULT_SOCKET */
+	const char *comm; /* name shown by kvctl clients; NULL: the process's */
+	uint32_t flags; /* enum kvp_open_flags */
+	uint32_t stock_blocks; /* granted blocks kept ready for kvp_reserve(); 0: 8; KVP_STOCK_NONE */
+};
+enum kvp_open_flags {
+	KVP_OPEN_NO_PREFAULT = 1, /* do not touch newly mapped slabs ahead of need, off the caller's thread */
+	KVP_OPEN_OFFLINE = 2, /* never look for a daemon */
+};
+#define KVP_STOCK_NONE 0xffffffffu
+
+/**
+ * kvp_open() - open a client; succeeds without a daemon, in state KVP_DETACHED
+ * @opts: NULL for the defaults
+ * Blocks for at most connect_timeout_ms.
+ * Return: 0; -KVP_EINVAL; -KVP_ENOMEM.
+ */
+KVP_API int kvp_open(const struct kvp_open_opts *opts, struct kvp_client **client);
+
+/** kvp_close() - end the session: its pins and grants go; every view, block and sequence of it must be closed before */
+KVP_API void kvp_close(struct kvp_client *client);
+
+/** kvp_state() - @epoch, unless NULL: changes at each start of the daemon; 0 while never attached. Never blocks. */
+KVP_API enum kvp_state kvp_state(const struct kvp_client *client, uint64_t *epoch);
+
+/** kvp_error() - the text of this thread's last error: object, cause, way out. Valid until this thread's next call. */
+KVP_API const char *kvp_error(const struct kvp_client *client);
+
+/** kvp_ping() - round trip to the daemon. Return: 0 serving; -KVP_ESHUTDOWN; -KVP_EDETACHED; -KVP_ETIMEDOUT. */
+KVP_API int kvp_ping(struct kvp_client *client, uint64_t deadline_ns);
+
+/** kvp_deadline_ms() - the deadline @ms from now */
+KVP_API uint64_t kvp_deadline_ms(uint32_t ms);
+
+struct kvp_counts {
+	uint32_t size;
+	uint32_t reserved;
+	uint64_t lookups, hits_ram, hits_spill, misses, tokens_ram, tokens_spill;
+	uint64_t copied_bytes; /* block bytes the library itself copied (fork and truncate of a tail, COPIED staging) */
+	uint64_t private_blocks; /* blocks handed out from private memory */
+	uint64_t lost_holds;
+	uint64_t round_trips; /* messages to the daemon that a caller waited for */
+};
+/** kvp_counts() - what this client did so far. Return: 0; -KVP_EINVAL. */
+KVP_API int kvp_counts(const struct kvp_client *client, struct kvp_counts *counts);
+
+/* ---- Namespace ---- */
+
+enum kvp_ns_flags {
+	KVP_NS_JOIN = 1, /* must exist with this very descriptor, else -KVP_ENOENT or -KVP_EMISMATCH */
+	KVP_NS_COPIED = 2, /* publish copies into memory no client can write; default when mode lets others write */
+	KVP_NS_IN_PLACE = 4, /* writers store straight into the pool and trust each other; default otherwise */
+	KVP_NS_READONLY = 8, /* look up only */
+	KVP_NS_CREATED = 16, /* info: this call made it */
+	KVP_NS_SIBLING = 32, /* info: others of this name exist with another descriptor */
+};
+
+struct kvp_ns_opts {
+	uint32_t size;
+	uint32_t flags; /* enum kvp_ns_flags */
+	const char *name;
+	const struct kvp_desc *desc;
+	uint32_t owner_uid; /* KVP_UID_SELF, or whose namespace to join */
+	uint32_t mode; /* when created: permission bits as of a file; 0: 0600 */
+	struct kvp_ns *base; /* read-only base of the same descriptor, or NULL; used when created */
+	uint64_t cost_ns_per_token; /* to recompute; a run that would load slower is a miss; 0: unknown */
+};
+
+struct kvp_ns_info {
+	uint32_t size;
+	uint32_t flags; /* enum kvp_ns_flags */
+	uint64_t ns_id; /* 0 while detached */
+	uint64_t block_bytes;
+	uint64_t block_stride;
+	uint32_t block_tokens;
+	uint32_t n_siblings;
+	char differs[32]; /* with KVP_NS_SIBLING: first field that differs from a sibling */
+};
+
+/**
+ * kvp_ns_open() - create or join a namespace
+ * Detached, it succeeds and joins when a daemon appears.  A namespace belongs to the uid that made it; the same name
+ * with another descriptor is a sibling beside it.  Nothing is ever shared across descriptors.
+ * Blocks for one round trip, at most connect_timeout_ms.
+ * Return: 0; -KVP_EINVAL; -KVP_EACCES; -KVP_ENOENT; -KVP_EMISMATCH; -KVP_EQUOTA; -KVP_ENOMEM.
+ */
+KVP_API int kvp_ns_open(struct kvp_client *client, const struct kvp_ns_opts *opts, struct kvp_ns **ns);
+
+/** kvp_ns_close() - views, blocks and sequences of it must be closed before; the blocks stay in the pool */
+KVP_API void kvp_ns_close(struct kvp_ns *ns);
+
+/** kvp_ns_info() - Return: 0; -KVP_EINVAL. */
+KVP_API int kvp_ns_info(const struct kvp_ns *ns, struct kvp_ns_info *info);
+
+enum kvp_kv {
+	KVP_K = 0,
+	KVP_V = 1,
+};
+
+/**
+ * kvp_geom() - where a layer's K or V lies in a block of this namespace (HND, NHD); arithmetic only
+ * @off: bytes from the block's base to [head 0][token 0][dim 0]; strides in bytes; @elem_bytes of one element
+ * Return: 0; -KVP_EINVAL; -KVP_ENOTSUP for OPAQUE.
+ */
+KVP_API int kvp_geom(const struct kvp_ns *ns, uint32_t layer, enum kvp_kv which, uint64_t *off, uint64_t *token_stride,
+	uint64_t *head_stride, uint32_t *elem_bytes);
+
+struct kvattn_geom;
+/** kvp_attn_geom() - the same for kvattn.h. @geom: filled. Return: as kvp_geom(). */
+KVP_API int kvp_attn_geom(const struct kvp_ns *ns, uint32_t layer, struct kvattn_geom *geom);
+
+/**
+ * kvp_region() - the @i-th mapped region of blocks, for cudaHostRegister, io_uring fixed buffers, RDMA
+ * Regions appear as slabs are mapped and never move; a region of a slab that left the namespace stays readable.
+ * Return: 1 and *base, *len; 0 past the last one.
+ */
+KVP_API int kvp_region(const struct kvp_client *client, uint32_t i, const void **base, size_t *len);
+
+/* ---- Keys ---- */
+
+/**
+ * kvp_hash_chain() - keys of the full blocks of a token sequence
+ * @parent: key of the block before tokens[0], or NULL at the start
+ * @extra:  0..4096 bytes that every block of this call also depends on (adapter, salt, media ids), or NULL
+ *
+ * key = BLAKE2b-128 keyed with the namespace's secret over: byte 1 | parent (16 bytes, zero for none) |
+ * u32 n_tokens | n_tokens x u32 token | u32 n_extra | extra, all little-endian.  The salt enters the first block
+ * only by what the caller puts into @extra of its first call; deeper keys depend on it through the chain.
+ * Return: n / block_tokens, the keys written to @keys; -KVP_EINVAL.
+ */
+KVP_API int64_t kvp_hash_chain(const struct kvp_ns *ns, const struct kvp_key *parent, const uint32_t *tokens,
+	uint64_t n, const void *extra, uint32_t n_extra, struct kvp_key *keys);
+
+/** kvp_hash_block() - key of one block of exactly @n tokens, 1..block_tokens: a partial block's key. Return: 0; -KVP_EINVAL. */
+KVP_API int kvp_hash_block(const struct kvp_ns *ns, const struct kvp_key *parent, const uint32_t *tokens, uint32_t n,
+	const void *extra, uint32_t n_extra, struct kvp_key *key);
+
+/**
+ * kvp_hash_bytes() - fold an engine's own key of 1..1024 bytes: BLAKE2b-128 with the secret over byte 2 | u32 n | bytes
+ * Return: 0; -KVP_EINVAL.
+ */
+KVP_API int kvp_hash_bytes(const struct kvp_ns *ns, const void *bytes, uint32_t n, struct kvp_key *key);
+
+/* ---- Find ---- */
+
+enum kvp_hit {
+	KVP_MISS = 0,
+	KVP_HIT_RAM = 1,
+	KVP_HIT_SPILL = 2,
+	KVP_PENDING = 3, /* a read is under way */
+};
+enum kvp_miss_reason {
+	KVP_MISS_NEVER = 1, /* never seen, as far as is remembered */
+	KVP_MISS_EVICTED = 2,
+	KVP_MISS_SIBLING = 3, /* a namespace of this name with another descriptor */
+	KVP_MISS_DAMAGED = 4, /* failed its checksum */
+	KVP_MISS_TIER = 5, /* it lies in a tier that is down */
+	KVP_MISS_COST = 6, /* would load slower than it is computed */
+	KVP_MISS_DETACHED = 7,
+	KVP_MISS_PINS = 8, /* it could not be mapped or pinned now */
+};
+
+struct kvp_match_part {
+	struct kvp_ns *ns;
+	const struct kvp_key *keys;
+	uint32_t rule; /* 0: all of the prefix; else: only its last @rule blocks (window groups) */
+	uint32_t reserved;
+};
+enum kvp_match_flags {
+	KVP_MATCH_TOUCH = 1, /* counts as a use */
+	KVP_MATCH_ALL = 2, /* do not stop at the first miss: fill states for all n */
+};
+
+/**
+ * kvp_match() - how many leading blocks exist, without pinning, reading or touching them
+ * @parts: usually one; several for tensor-parallel ranks and KV groups: the answer is what all have
+ * @states: enum kvp_hit for each of the n keys (all parts together: the worst), or NULL
+ * At most one round trip for each part, none when all is in DRAM; never waits for I/O.
+ * Return: leading blocks that are HIT_RAM, HIT_SPILL or PENDING; -KVP_EINVAL.
+ */
+KVP_API int64_t kvp_match(
+	const struct kvp_match_part *parts, uint32_t n_parts, uint32_t n, uint32_t flags, uint8_t *states);
+
+/* A held block.  Filled by the library; the fields before "opaque" are for the caller to read. */
+struct kvp_view {
+	const void *data; /* block_bytes, 4096-byte aligned, mapped read-only; unchanged until released */
+	uint64_t used_bytes;
+	uint32_t used_tokens;
+	uint32_t layers_ready; /* the first n layers are there; all in this version */
+	uint32_t hit; /* enum kvp_hit: where it was found */
+	uint32_t reason; /* enum kvp_miss_reason when hit == KVP_MISS */
+	struct kvp_ns *ns;
+	uint64_t opaque[4];
+};
+
+/**
+ * kvp_acquire() - pin the leading run of @keys and get at its bytes
+ * @views: n of them; the first return-value ones are usable, the rest tell MISS or PENDING
+ * Starts reads of spilled blocks and waits for them to the deadline (0: only what is in DRAM, no round trip).
+ * A view stays valid and unchanged until released, whatever eviction or the daemon's death does; the one exception is a
+ * process stopped past the hold limit, and kvp_release() tells.
+ * Return: usable leading blocks; -KVP_EINVAL.
+ */
+KVP_API int64_t kvp_acquire(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint32_t flags,
+	uint64_t deadline_ns, struct kvp_view *views);
+
+/** kvp_prefetch() - start reads of spilled blocks, do not wait. Return: reads started or under way; -KVP_EINVAL; -KVP_EDETACHED. */
+KVP_API int64_t kvp_prefetch(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n);
+
+/** kvp_release() - let go; cannot fail, local, safe after the daemon's death. Return: holds that had been lost: throw away
+ *  what was computed from them. Released or missing views (data NULL) are passed over. */
+KVP_API int kvp_release(struct kvp_view *views, uint32_t n);
+
+/** kvp_lost() - as kvp_release() tells, without letting go */
+KVP_API int kvp_lost(const struct kvp_view *views, uint32_t n);
+
+/* ---- Write ---- */
+
+/* A block the caller may store into.  Filled by the library. */
+struct kvp_block_ref {
+	void *data; /* block_bytes, 4096-byte aligned; first touched, contents undefined */
+	uint32_t is_private; /* private memory: usable for attention, publishing it answers KVP_PUB_REJECTED */
+	uint32_t reserved;
+	struct kvp_ns *ns;
+	uint64_t opaque[4];
+};
+enum kvp_reserve_flags {
+	KVP_PRIVATE = 1, /* fill up with private memory of the same shape: the call then always gives n */
+};
+
+/**
+ * kvp_reserve() - get up to @n writable blocks, from the local stock when it has them (no round trip)
+ * Return: blocks given, fewer than n is normal; -KVP_EINVAL; -KVP_EACCES; -KVP_ENOMEM.
+ */
+KVP_API int64_t kvp_reserve(
+	struct kvp_ns *ns, uint32_t n, uint32_t flags, uint64_t deadline_ns, struct kvp_block_ref *blocks);
+
+/** kvp_reserve_extend() - a writable block that begins as a copy of @view's first @used_tokens tokens
+ *  (OPAQUE: of its bytes). Return: 0; -KVP_EINVAL; -KVP_ENOSPC; -KVP_ENOMEM. */
+KVP_API int kvp_reserve_extend(
+	const struct kvp_view *view, uint32_t used_tokens, uint32_t flags, struct kvp_block_ref *block);
+
+enum kvp_publish_result {
+	KVP_PUB_STORED = 1, /* @view holds it; @block is used up */
+	KVP_PUB_EXISTS = 2, /* the key was there: @view holds that one, @block is used up */
+	KVP_PUB_REJECTED = 3, /* not admitted (parent unknown, private memory, no daemon): @block stays the caller's */
+	KVP_PUB_GONE = 4, /* the pool is another one now: @block stays readable and is private from now on */
+};
+struct kvp_publish_item {
+	struct kvp_key key;
+	struct kvp_key parent; /* all zero: none; must be hot or cold */
+	struct kvp_block_ref *block;
+	uint32_t used_tokens; /* block_tokens, or fewer with a key of exactly these tokens */
+	uint32_t reserved;
+	uint64_t used_bytes; /* 0: block_bytes */
+	struct kvp_view *view; /* filled on STORED and EXISTS: the writer's hold goes on; NULL: no hold wanted */
+};
+
+/**
+ * kvp_publish() - make blocks findable; all bytes must be stored before the call
+ * @results: enum kvp_publish_result for each item; NULL: do not wait (no views then; the blocks are used up)
+ * Atomic for each block.  Published in the order given, so a chain's parents go first.
+ * Return: items STORED or EXISTS; -KVP_EINVAL; -KVP_ETIMEDOUT (results then say what is known).
+ */
+KVP_API int64_t kvp_publish(struct kvp_ns *ns, struct kvp_publish_item *items, uint32_t n, uint8_t *results);
+
+/** kvp_abandon() - give unpublished blocks back; cannot fail; used-up ones are passed over */
+KVP_API void kvp_abandon(struct kvp_block_ref *blocks, uint32_t n);
+
+/* ---- Sequences ---- */
+
+enum kvp_hint {
+	KVP_HINT_NONE = 0,
+	KVP_HINT_ENDS = 1,
+	KVP_HINT_CONTINUES = 2,
+	KVP_HINT_SOON = 3,
+};
+struct kvp_seq_opts {
+	uint32_t size;
+	uint32_t n_salt; /* 0..64 */
+	const void *salt; /* from the engine's own authentication, never from whoever wrote the prompt */
+	const void *extra; /* adapter, media ids ...: every block depends on it */
+	uint32_t n_extra; /* 0..4096 */
+	uint32_t window; /* tokens; 0: none. Blocks wholly before the window are let go (ring storage) */
+	uint32_t sinks; /* with a window: the first tokens that stay */
+	uint32_t hint; /* enum kvp_hint, advice only */
+};
+
+/** kvp_seq_open() - a token sequence with its KV in blocks. Return: 0; -KVP_EINVAL; -KVP_ENOMEM. */
+KVP_API int kvp_seq_open(struct kvp_ns *ns, const struct kvp_seq_opts *opts, struct kvp_seq **seq);
+
+/**
+ * kvp_seq_match() - take over the blocks of the longest known prefix of @tokens; only as the first call on a sequence
+ * Full blocks only, and at least the last token is left to compute: a multiple of block_tokens less than @n.
+ * Return: leading tokens whose K and V are there; -KVP_EINVAL.
+ */
+KVP_API int64_t kvp_seq_match(struct kvp_seq *seq, const uint32_t *tokens, uint64_t n, uint64_t deadline_ns);
+
+/** kvp_seq_append() - room for the K and V of @n more tokens. Never fails for want of a pool. Return: new length; -KVP_EINVAL; -KVP_ENOMEM. */
+KVP_API int64_t kvp_seq_append(struct kvp_seq *seq, const uint32_t *tokens, uint64_t n);
+
+/** kvp_seq_length() - tokens matched and appended */
+KVP_API uint64_t kvp_seq_length(const struct kvp_seq *seq);
+
+/** kvp_seq_row() - where to store K or V of one head of token @pos (HND, NHD); NULL: not writable (committed) or out of range */
+KVP_API void *kvp_seq_row(struct kvp_seq *seq, uint32_t layer, enum kvp_kv which, uint32_t head, uint64_t pos);
+
+/** kvp_seq_block() - writable base of the block that holds token @pos, for kvattn_put(); @index: the token's place in it */
+KVP_API void *kvp_seq_block(struct kvp_seq *seq, uint64_t pos, uint32_t *index);
+
+struct kvattn_table;
+/** kvp_seq_table() - block table for kvattn_attend(); valid until the next call that changes the sequence. Return: 0; -KVP_EINVAL. */
+KVP_API int kvp_seq_table(struct kvp_seq *seq, struct kvattn_table *table);
+
+/**
+ * kvp_seq_commit() - K and V of all layers of the tokens before @n are stored: publish the blocks full below @n
+ * Tokens from @n on (speculative) stay private.  A refused publish is no error: the block stays private.
+ * Does not wait for the daemon unless a batch is full.
+ * Return: blocks published so far; -KVP_EINVAL.
+ */
+KVP_API int64_t kvp_seq_commit(struct kvp_seq *seq, uint64_t n);
+
+/** kvp_seq_fork() - same tokens, full blocks shared, tail copied. Return: 0; -KVP_ENOMEM. */
+KVP_API int kvp_seq_fork(struct kvp_seq *seq, struct kvp_seq **fork);
+
+/** kvp_seq_truncate() - keep the first @n tokens; into a published block: its head is copied. Return: 0; -KVP_EINVAL; -KVP_ENOMEM. */
+KVP_API int kvp_seq_truncate(struct kvp_seq *seq, uint64_t n);
+
+struct kvp_seq_stats {
+	uint32_t size;
+	uint32_t lost; /* holds lost: what was computed since is void */
+	uint64_t tokens;
+	uint64_t reused_ram; /* tokens matched in DRAM */
+	uint64_t reused_spill; /* tokens matched in the spill store */
+	uint64_t published; /* blocks */
+	uint64_t private_blocks; /* blocks now in private memory */
+	uint64_t copied_bytes; /* block bytes copied for this sequence */
+};
+KVP_API int kvp_seq_stats(const struct kvp_seq *seq, struct kvp_seq_stats *stats);
+
+/** kvp_seq_close() - let go of all; published blocks stay in the pool. Return: holds that had been lost. */
+KVP_API int kvp_seq_close(struct kvp_seq *seq);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

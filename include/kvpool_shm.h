@@ -1,0 +1,257 @@
+/*
+ * kvpool_shm.h - the bytes that kvpoold and libkvpool map together
+ *
+ * Owned by the daemon; a file format, not an API: every offset another process relies on is asserted below.  Clients
+ * use kvpool.h.  Offsets, never pointers.  Either side treats what the other may write as input: bounds first, then use.
+ *
+ * Objects (POSIX shared memory, mode 0600, owner the daemon's user; "stats" and "header" 0640 with the operators' group):
+ *
+ *   /kvp-<uuid>-header      struct kvp_pool_header                   clients: ro
+ *   /kvp-<uuid>-stats       kvpool_stats.h                           clients: none, kvctl: ro by name
+ *   /kvp-<uuid>-ns-<id>     struct kvp_ns_header, block descriptors, index, slab table      members: ro
+ *   /kvp-<uuid>-slab-<n>    block bytes                              members: ro; rw for a session whose grants lie in it
+ *   /kvp-<uuid>-stage-<n>   a slab lent to one session as its staging area (COPIED namespaces)    that session: rw
+ *   /kvp-<uuid>-sess-<id>   struct kvp_session_header, pin tables    that session: rw
+ *   /kvpool.<NAME>          the pool's file: its lock and its UUID as text                  nobody but the daemon
+ *
+ * The word of a block descriptor and the pin counts carry the pin protocol; it is written down at struct kvp_block.
+ */
+#ifndef KVPOOL_SHM_H
+#define KVPOOL_SHM_H
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kvpool.h"
+
+#define KVP_LAYOUT_MAJOR 1 /* another major: not mapped at all */
+#define KVP_LAYOUT_MINOR 0 /* fields only ever added in reserved room */
+#define KVP_ENDIAN 0x01020304u
+#define KVP_MAGIC_HEADER 0x31444548504b564bull /* "KVKPHED1" */
+#define KVP_MAGIC_NS 0x3153454d414e4b56ull
+#define KVP_MAGIC_SESSION 0x31535345534b5650ull
+#define KVP_PAGE 4096u
+#define KVP_OBJECT_NAME_MAX 80
+
+/* Where a daemon is in its life, as the header tells. */
+enum kvp_daemon_state {
+	KVP_DAEMON_STARTING = 1,
+	KVP_DAEMON_SERVING = 2,
+	KVP_DAEMON_STOPPED = 4, /* left in order; a killed one still says SERVING and its heartbeat stands still */
+};
+
+/* /kvp-<uuid>-header: one page.  Nothing in it tells one tenant about another. */
+struct kvp_pool_header {
+	uint64_t magic;
+	uint16_t layout_major;
+	uint16_t layout_minor;
+	uint32_t endian;
+	uint64_t header_bytes; /* sizeof(struct kvp_pool_header) of the writer */
+	uint8_t uuid[16];
+	_Atomic uint64_t epoch; /* + 1 at each daemon start */
+	_Atomic uint64_t heartbeat_ns; /* CLOCK_MONOTONIC, stored by the serving loop several times a second */
+	_Atomic uint32_t tick; /* KVP_TICK_MS since the pool was made; last-use stamps are copies of it */
+	_Atomic uint32_t state; /* enum kvp_daemon_state */
+	int32_t daemon_pid; /* for people; nobody judges life by it */
+	uint32_t max_places; /* places for slabs in every slab table and pin table */
+	uint64_t pool_bytes; /* budget for block bytes */
+	uint64_t slab_bytes; /* usual slab */
+	uint64_t pin_stride; /* bytes between the pin tables of two places in a session object */
+	uint8_t boot_id[16]; /* of the machine's boot this pool was made in */
+	char pool_name[KVP_NAME_MAX];
+	char socket[KVP_SOCKET_MAX];
+	uint8_t reserved[128];
+};
+#define KVP_TICK_MS 16
+static_assert(offsetof(struct kvp_pool_header, epoch) == 40, "layout v1");
+static_assert(offsetof(struct kvp_pool_header, tick) == 56, "layout v1");
+static_assert(offsetof(struct kvp_pool_header, pool_bytes) == 72, "layout v1");
+static_assert(offsetof(struct kvp_pool_header, pool_name) == 112, "layout v1");
+static_assert(sizeof(struct kvp_pool_header) <= KVP_PAGE, "one page");
+
+/* State of a slot, the low 8 bits of its word.  Only the daemon moves a word; block_set_state() holds the table of moves. */
+enum kvp_block_state {
+	KVP_BLOCK_FREE = 0,
+	KVP_BLOCK_GRANTED = 1, /* a writer stores into it; key[0] is the owner's session id */
+	KVP_BLOCK_RESTORING = 2, /* a disk read, or the daemon's own copy, lands in it */
+	KVP_BLOCK_PUBLISHED = 3, /* readable, unchanged until FREE */
+	KVP_BLOCK_DRAINING = 4, /* the evictor looks at the pin counts; never spans a wait or an I/O */
+	KVP_BLOCK_TAKEN = 5, /* grant withdrawn, the writer or a dead daemon's read may still store: nobody gets it */
+	KVP_BLOCK_RETIRED = 6, /* generations used up */
+};
+#define KVP_GENERATION_MAX ((1ull << 56) - 1)
+
+static inline uint64_t kvp_word(uint64_t generation, enum kvp_block_state state)
+{
+	return generation << 8 | (uint64_t)state;
+}
+static inline uint64_t kvp_word_generation(uint64_t word)
+{
+	return word >> 8;
+}
+static inline enum kvp_block_state kvp_word_state(uint64_t word)
+{
+	return (enum kvp_block_state)(word & 0xff);
+}
+
+/*
+ * Block descriptor: one cache line, slot = place * slots_per_slab + index in the slab.
+ *
+ * Pin protocol.  Readers never write here.  All four accesses marked (*) are seq_cst: one side always sees the other.
+ *   reader:  w = word, PUBLISHED?      | daemon (evictor): word = DRAINING (*)
+ *            pins[slot].count += 1 (*) |                   any count of any counted session > 0 ? (*)
+ *            word == w still? (*)      |                     yes: word = PUBLISHED again
+ *            session still counted?    |                     no: unlink hint, word = (generation + 1, FREE);
+ *            slab and key as wanted?   |                         only then may fields or bytes change
+ *            any no: count -= 1 (release), look again or miss
+ * After using a block (acquire fence) a reader whose hold can be revoked reads the word once more: same generation and
+ * PUBLISHED or DRAINING, else what it read is void.
+ * Publish: fields, then word (release), then the index hint.
+ * Crash:   DRAINING is put back by the next daemon; RESTORING is set aside until the dead one's ring has ended;
+ *          GRANTED stays with its owner as long as that lives; pins of a dead session vanish with its object.
+ * Wrap:    a slot whose generation is KVP_GENERATION_MAX is RETIRED.
+ */
+struct kvp_block {
+	_Atomic uint64_t word; /* generation:56 | state:8 */
+	struct kvp_key key; /* valid while PUBLISHED or DRAINING; while GRANTED key.w[0] is the owner's session id */
+	struct kvp_key parent; /* all zero: first block of a chain */
+	uint64_t slab_number; /* the slab's identity: a reader's mapping must be of this very one */
+	uint64_t used_bytes; /* stored length, at most block_bytes */
+	uint32_t used_tokens;
+	uint32_t flags;
+};
+static_assert(sizeof(struct kvp_block) == 64, "one cache line, two slots never share one");
+static_assert(offsetof(struct kvp_block, key) == 8, "layout v1");
+static_assert(offsetof(struct kvp_block, parent) == 24, "layout v1");
+static_assert(offsetof(struct kvp_block, slab_number) == 40, "layout v1");
+static_assert(offsetof(struct kvp_block, used_bytes) == 48, "layout v1");
+static_assert(offsetof(struct kvp_block, used_tokens) == 56, "layout v1");
+
+/*
+ * Index: buckets of 8 hints, one cache line each.  A hint is 0 (empty) or tag:32 | (slot + 1):32; the descriptor is the
+ * truth.  A key's home bucket is kvp_index_home(); its hint lies there, or in one of the next KVP_INDEX_PROBES - 1
+ * buckets if all before were full when it was put in.  The daemon, the only writer, keeps this true on removal by moving
+ * hints back (copy first, then clear), so a reader may stop at the first bucket that is not full.
+ */
+#define KVP_INDEX_WIDTH 8
+#define KVP_INDEX_PROBES 8
+struct kvp_index_bucket {
+	_Atomic uint64_t hint[KVP_INDEX_WIDTH];
+};
+static_assert(sizeof(struct kvp_index_bucket) == 64, "one cache line");
+
+static inline uint64_t kvp_index_home(const struct kvp_key *key, uint64_t n_buckets)
+{
+	return key->w[0] & (n_buckets - 1); /* keys are keyed hashes: their bits are already uniform */
+}
+static inline uint32_t kvp_index_tag(const struct kvp_key *key)
+{
+	return (uint32_t)(key->w[1] >> 32);
+}
+static inline uint64_t kvp_hint(const struct kvp_key *key, uint64_t slot)
+{
+	return (uint64_t)kvp_index_tag(key) << 32 | (uint32_t)(slot + 1);
+}
+static inline uint64_t kvp_hint_slot(uint64_t hint)
+{
+	return (uint32_t)hint - 1u;
+}
+
+/* Slab table of a namespace: place -> slab.  number 0: no slab of this namespace there. */
+struct kvp_slab {
+	_Atomic uint64_t number;
+	uint64_t bytes;
+	uint32_t node;
+	uint32_t page_kib;
+	uint8_t reserved[8];
+};
+static_assert(sizeof(struct kvp_slab) == 32, "layout v1");
+
+enum kvp_ns_state {
+	KVP_NS_LIVE = 1,
+	KVP_NS_DYING = 2, /* says so first, goes last */
+};
+
+/* /kvp-<uuid>-ns-<id>.  Descriptor pages exist only for places that hold a slab of this namespace: never touch others. */
+struct kvp_ns_header {
+	uint64_t magic;
+	uint16_t layout_major;
+	uint16_t layout_minor;
+	uint32_t endian;
+	uint64_t header_bytes;
+	uint64_t object_bytes;
+	uint64_t ns_id;
+	uint64_t base_id; /* 0: none */
+	_Atomic uint64_t state;
+	_Atomic uint64_t slab_changes; /* + 1 whenever the slab table changed */
+	uint64_t block_bytes; /* payload */
+	uint64_t block_stride; /* payload rounded up to pages */
+	uint64_t slab_bytes; /* whole blocks, at least one */
+	uint32_t slots_per_slab;
+	uint32_t max_places;
+	uint64_t slab_off; /* struct kvp_slab[max_places] */
+	uint64_t block_off; /* struct kvp_block[max_places * slots_per_slab] */
+	uint64_t index_off; /* struct kvp_index_bucket[n_buckets] */
+	uint64_t n_buckets; /* power of two */
+	uint32_t owner_uid;
+	uint32_t owner_gid;
+	uint32_t mode; /* 0600, 0640, 0660, 0644, 0666: read = look up, write = publish */
+	uint32_t flags; /* KVP_NS_COPIED ... of kvpool.h */
+	uint8_t secret[32];
+	char name[KVP_NAME_MAX];
+	struct kvp_desc desc;
+};
+static_assert(offsetof(struct kvp_ns_header, block_bytes) == 64, "layout v1");
+static_assert(offsetof(struct kvp_ns_header, slab_off) == 96, "layout v1");
+static_assert(offsetof(struct kvp_ns_header, secret) == 144, "layout v1");
+static_assert(sizeof(struct kvp_ns_header) <= 2 * KVP_PAGE, "the slab table starts at page 2 or later");
+
+/* A reader's hold on a slot. count: threads and views of this session; stamp: header tick of the last use. */
+struct kvp_pin {
+	_Atomic uint32_t count;
+	_Atomic uint32_t stamp;
+};
+static_assert(sizeof(struct kvp_pin) == 8, "layout v1");
+
+/* What a client counts about itself; the daemon adds the differences to its counters and believes nothing else of it. */
+struct kvp_client_counts {
+	_Atomic uint64_t lookups; /* keys asked for */
+	_Atomic uint64_t hits_ram; /* keys found and pinned in DRAM */
+	_Atomic uint64_t hits_spill; /* keys that came back from the spill store */
+	_Atomic uint64_t misses; /* keys not usable */
+	_Atomic uint64_t tokens_ram; /* tokens those hits stand for */
+	_Atomic uint64_t tokens_spill;
+	_Atomic uint64_t copied_bytes; /* block bytes the library itself copied */
+	_Atomic uint64_t private_blocks; /* blocks handed out from private memory for want of pool memory */
+	_Atomic uint64_t lost_holds; /* holds revoked while in use */
+	uint64_t reserved[7];
+};
+static_assert(sizeof(struct kvp_client_counts) == 128, "layout v1");
+
+/*
+ * /kvp-<uuid>-sess-<id>, written by one client and the daemon.  Pins of slot (place, i) in whatever namespace owns the
+ * place: struct kvp_pin at pins_off + place * pin_stride + i * 8.  A place's pin pages exist only after the daemon
+ * answered MAP for it.  The client holds a write lock (fcntl, byte 0) on this object for as long as it lives.
+ */
+struct kvp_session_header {
+	uint64_t magic;
+	uint16_t layout_major;
+	uint16_t layout_minor;
+	uint32_t endian;
+	uint64_t session_id;
+	_Atomic uint64_t
+		word; /* non-zero: this session's pins count; cleared by the daemon before it stops counting them */
+	uint64_t pins_off;
+	uint64_t pin_stride;
+	uint64_t object_bytes;
+	uint8_t reserved0[8];
+	struct kvp_client_counts counts;
+	uint8_t reserved[64];
+};
+static_assert(offsetof(struct kvp_session_header, word) == 24, "layout v1");
+static_assert(offsetof(struct kvp_session_header, counts) == 64, "layout v1");
+static_assert(sizeof(struct kvp_session_header) <= KVP_PAGE, "one page");
+
+#endif

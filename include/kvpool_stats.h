@@ -1,0 +1,115 @@
+/*
+ * kvpool_stats.h - the stats object: all counters, and the roll of namespaces, sessions and slabs
+ *
+ * Written by the daemon only, mapped by nobody but the daemon and kvctl (0640, operators' group), so that operators see
+ * it with the daemon hung or dead, and the next daemon finds what the last one had: an object that no row lists is not
+ * part of the pool.  Objects are made before their row is filled, and their row is emptied before they are unlinked.
+ *
+ * A row counts when its id (number) is not 0: it is stored last (release) and cleared first.
+ * Consistency: `version` is odd while the daemon changes rows or the gauges that add up; a reader copies the object,
+ * and copies again if version moved or was odd.  It stays odd if the daemon was killed right there.
+ */
+#ifndef KVPOOL_STATS_H
+#define KVPOOL_STATS_H
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "kvpool.h"
+
+#define KVP_MAGIC_STATS 0x315441545350564bull
+#define KVP_STATS_NS_MAX 1024
+#define KVP_STATS_SESSIONS_MAX 2048
+
+struct kvp_counters {
+#define KVP_COUNTER(name, kind, unit, help) _Atomic uint64_t name;
+#include "counters.def"
+#undef KVP_COUNTER
+};
+struct kvp_ns_counters {
+#define KVP_NS_COUNTER(name, kind, unit, help) _Atomic uint64_t name;
+#include "counters.def"
+#undef KVP_NS_COUNTER
+};
+
+struct kvp_ns_row {
+	_Atomic uint64_t ns_id;
+	uint32_t owner_uid;
+	uint32_t mode;
+	uint32_t flags; /* enum kvp_ns_flags */
+	uint32_t block_tokens;
+	uint64_t base_id;
+	uint64_t block_bytes;
+	uint64_t slab_bytes;
+	uint32_t slots_per_slab;
+	uint32_t layout;
+	char name[KVP_NAME_MAX];
+	struct kvp_ns_counters counters;
+};
+
+struct kvp_session_row {
+	_Atomic uint64_t session_id;
+	uint32_t uid;
+	uint32_t gid;
+	int32_t pid; /* as the kernel told it; shown only */
+	uint32_t connected; /* 1: its socket is open */
+	uint64_t opened_ns; /* CLOCK_MONOTONIC */
+	char comm[32];
+	_Atomic uint64_t grants; /* blocks it may store into */
+	_Atomic uint64_t pins; /* blocks it held at the last look */
+	_Atomic uint64_t slabs; /* slabs it has mapped */
+	_Atomic uint64_t lookups;
+	_Atomic uint64_t hits_ram;
+	_Atomic uint64_t hits_spill;
+	_Atomic uint64_t misses;
+	_Atomic uint64_t tokens_ram;
+	_Atomic uint64_t tokens_spill;
+	_Atomic uint64_t copied_bytes;
+	_Atomic uint64_t private_blocks;
+	_Atomic uint64_t lost_holds;
+};
+
+enum kvp_slab_use {
+	KVP_SLAB_SPARE = 1, /* populated, of no namespace */
+	KVP_SLAB_BLOCKS = 2, /* in the slab table of ns_id */
+	KVP_SLAB_STAGE = 3, /* lent to session_id as a staging area */
+	KVP_SLAB_LEAVING = 4, /* unlinked, counted until the last mapping is gone */
+};
+/* Row i of the slab part is place i. */
+struct kvp_slab_row {
+	_Atomic uint64_t number;
+	uint64_t bytes;
+	uint64_t ns_id;
+	uint64_t session_id;
+	uint32_t use;
+	uint32_t node;
+	uint32_t page_kib;
+	uint32_t bound; /* 1: bound to its node */
+};
+
+struct kvp_stats {
+	uint64_t magic;
+	uint16_t layout_major;
+	uint16_t layout_minor;
+	uint32_t endian;
+	uint8_t uuid[16];
+	uint64_t object_bytes;
+	uint32_t counters_bytes; /* sizes of the writer's structs */
+	uint32_t ns_row_bytes;
+	uint32_t session_row_bytes;
+	uint32_t slab_row_bytes;
+	uint32_t ns_off; /* struct kvp_ns_row[KVP_STATS_NS_MAX] */
+	uint32_t session_off;
+	uint32_t slab_off; /* struct kvp_slab_row[max_places] */
+	uint32_t max_places;
+	_Atomic uint64_t version;
+	_Atomic uint64_t next_number; /* next slab number: never given again */
+	_Atomic uint64_t reserved0;
+	char spill_dir[256];
+	char spill_message[256]; /* why the tier is off or down, or which engine serves it */
+	char numa_message[256]; /* why slabs are unbound, if they are */
+	struct kvp_counters counters;
+};
+
+#endif

@@ -1,0 +1,191 @@
+/*
+ * kvpool_wire.h - messages between libkvpool and kvpoold
+ *
+ * A Unix SOCK_SEQPACKET socket; one packet is one message: struct kvp_msg, then the body named beside its type.  The
+ * client asks, the daemon answers with the same type | KVP_MSG_REPLY and the same id; answers may come in another order
+ * than the questions (RESTORE and RESERVE wait).  id 0: no answer wanted.  All fields little-endian (the layout check
+ * refuses others), all structs without padding.  The receiver copies a packet once, checks it, then uses it.
+ * Descriptors travel only from daemon to client; a client that sends one is put out.
+ */
+#ifndef KVPOOL_WIRE_H
+#define KVPOOL_WIRE_H
+
+#include <assert.h>
+#include <stdint.h>
+
+#include "kvpool.h"
+
+#define KVP_WIRE_MAJOR 1
+#define KVP_WIRE_MINOR 0
+#define KVP_WIRE_MAGIC 0x4d50564bu
+#define KVP_WIRE_MAX (200 * 1024) /* longest packet, header included; under the default SO_SNDBUF */
+#define KVP_WIRE_FDS_MAX 64 /* descriptors in one answer */
+#define KVP_WIRE_BATCH_MAX 2048 /* items in one message; the library splits larger calls */
+
+enum kvp_msg_type {
+	KVP_MSG_HELLO = 1, /* kvp_wire_hello                  -> kvp_wire_welcome + fds: header ro, session rw */
+	KVP_MSG_BYE = 2, /* nothing: the session ends now, its pins and grants are void  -> nothing */
+	KVP_MSG_PING = 3, /* nothing                         -> kvp_wire_pong */
+	KVP_MSG_JOIN = 4, /* kvp_wire_join                   -> kvp_wire_joined + fd: namespace ro */
+	KVP_MSG_MAP = 5, /* kvp_wire_map, u32 place[n]      -> kvp_wire_mapped[n] + n fds (only those with status 0) */
+	KVP_MSG_RESERVE = 6, /* kvp_wire_reserve                -> kvp_wire_grant[0..n] */
+	KVP_MSG_PUBLISH = 7, /* kvp_wire_batch, kvp_wire_item[n] -> kvp_wire_result[n] */
+	KVP_MSG_ABANDON = 8, /* kvp_wire_batch, kvp_wire_grant[n] -> nothing */
+	KVP_MSG_LOOKUP = 9, /* kvp_wire_batch, kvp_key[n]      -> kvp_wire_found[n]; counts the misses by reason */
+	KVP_MSG_RESTORE = 10, /* kvp_wire_restore, kvp_key[n]   -> kvp_wire_found[n], by the deadline */
+	KVP_MSG_GRANTS = 11, /* kvp_wire_batch, kvp_wire_grant[n]: all grants the resumed session still has in this
+				namespace; others are taken back   -> nothing */
+	KVP_MSG_STAGE = 12, /* kvp_wire_stage                  -> kvp_wire_staged + fd: staging object rw */
+	KVP_MSG_DRAIN = 32, /* operators: kvp_wire_admin       -> kvp_wire_admin_done */
+	KVP_MSG_PURGE = 33, /* operators: kvp_wire_admin       -> kvp_wire_admin_done, then the daemon ends */
+	KVP_MSG_EVICT = 34, /* operators: kvp_wire_admin       -> kvp_wire_admin_done */
+	KVP_MSG_REPLY = 0x8000,
+};
+
+struct kvp_msg {
+	uint32_t magic;
+	uint16_t type;
+	uint16_t n_fds;
+	uint32_t bytes; /* of the whole packet */
+	int32_t status; /* in answers: 0 or a negative KVP_E...; then the body is a text for a human, not terminated */
+	uint64_t id;
+};
+static_assert(sizeof(struct kvp_msg) == 24, "wire v1");
+
+struct kvp_wire_hello {
+	uint16_t major;
+	uint16_t minor;
+	uint16_t layout_major;
+	uint16_t layout_minor;
+	uint64_t session_id; /* 0: a new session; else resume this one, which must be of the same uid and alive */
+	uint8_t uuid[16]; /* pool the session is of; another pool answers KVP_EGONE */
+	int32_t pid; /* as the client sees itself; shown, never judged by */
+	uint32_t reserved;
+	char comm[32]; /* what kvctl shows */
+};
+
+struct kvp_wire_welcome {
+	uint16_t major;
+	uint16_t minor;
+	uint32_t heartbeat_ms; /* take the session's lock anew at least this often */
+	uint64_t session_id;
+	uint64_t epoch;
+	uint8_t uuid[16];
+	uint32_t hold_limit_ms; /* a stopped client's holds may be revoked after so long; 0: never */
+	uint32_t grant_limit_ms;
+};
+
+struct kvp_wire_pong {
+	uint64_t epoch;
+	uint32_t state; /* enum kvp_daemon_state */
+	uint32_t reserved;
+};
+
+struct kvp_wire_join {
+	char name[KVP_NAME_MAX];
+	uint32_t owner_uid; /* KVP_UID_SELF: the caller */
+	uint32_t mode; /* used when created; 0: 0600 */
+	uint32_t flags; /* enum kvp_ns_flags */
+	uint32_t reserved;
+	uint64_t base_id; /* 0: none */
+	uint64_t ns_id; /* resume: join exactly this one; 0: by name */
+	uint64_t cost_ns_per_token;
+	struct kvp_desc desc;
+};
+
+struct kvp_wire_joined {
+	uint64_t ns_id;
+	uint64_t base_id;
+	uint32_t
+		flags; /* as stored: KVP_NS_COPIED or KVP_NS_IN_PLACE, KVP_NS_CREATED, KVP_NS_SIBLING, KVP_NS_READONLY */
+	uint32_t n_siblings; /* namespaces of this owner and name beside this one */
+	char differs[32]; /* with KVP_NS_SIBLING or -KVP_EMISMATCH: the first descriptor field that differs */
+};
+
+struct kvp_wire_map {
+	uint64_t ns_id;
+	uint32_t n;
+	uint32_t writable; /* 1: rw descriptors; only slabs in which the session has grants */
+};
+
+struct kvp_wire_mapped {
+	uint32_t place;
+	int32_t status; /* 0, or -KVP_ESTALE: no slab of the namespace there (any more); -KVP_EACCES */
+	uint64_t number;
+	uint64_t bytes;
+};
+
+struct kvp_wire_reserve {
+	uint64_t ns_id;
+	uint32_t n;
+	uint32_t node; /* 0xffffffff: near the caller */
+	uint64_t deadline_ns; /* CLOCK_MONOTONIC; 0: what is there now */
+};
+
+struct kvp_wire_grant {
+	uint64_t slot;
+	uint64_t generation;
+};
+
+struct kvp_wire_batch {
+	uint64_t ns_id;
+	uint32_t n;
+	uint32_t flags; /* LOOKUP: KVP_WIRE_TOUCH */
+};
+#define KVP_WIRE_TOUCH 1u /* counts as a use */
+#define KVP_WIRE_PREFETCH 2u /* RESTORE: answer at once, go on reading */
+
+struct kvp_wire_item {
+	uint64_t slot; /* of the grant, or of the staging object with KVP_ITEM_STAGED */
+	uint64_t generation;
+	struct kvp_key key;
+	struct kvp_key parent; /* all zero: none */
+	uint64_t used_bytes;
+	uint32_t used_tokens;
+	uint32_t flags;
+};
+#define KVP_ITEM_STAGED 1u
+static_assert(sizeof(struct kvp_wire_item) == 64, "wire v1");
+
+struct kvp_wire_result {
+	int32_t result; /* enum kvp_publish_result */
+	uint32_t reserved;
+	uint64_t slot; /* STORED: where it lies; EXISTS: the other block's; the grant then stays the caller's */
+	uint64_t generation;
+};
+
+struct kvp_wire_restore {
+	uint64_t ns_id;
+	uint32_t n;
+	uint32_t flags; /* KVP_WIRE_PREFETCH */
+	uint64_t deadline_ns;
+};
+
+struct kvp_wire_found {
+	uint32_t state; /* enum kvp_hit */
+	uint32_t reason; /* enum kvp_miss_reason, with KVP_MISS */
+	uint64_t slot; /* with KVP_HIT_RAM: a hint */
+};
+
+struct kvp_wire_stage {
+	uint64_t ns_id;
+	uint64_t n_blocks; /* wished for */
+};
+
+struct kvp_wire_staged {
+	uint64_t bytes; /* of the object; block_stride apart */
+	uint64_t n_blocks;
+};
+
+struct kvp_wire_admin {
+	uint64_t deadline_ns;
+	uint64_t ns_id; /* 0: all */
+	uint64_t n; /* EVICT: blocks at most */
+};
+
+struct kvp_wire_admin_done {
+	uint64_t n_done;
+	uint64_t n_left;
+};
+
+#endif
