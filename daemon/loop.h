@@ -4,6 +4,7 @@
  * One thread, everything in callbacks.  Readiness comes from io_uring (POLL_ADD) or, where io_uring is refused, from
  * epoll: same behaviour, chosen at loop_open().  Disk rings are sources like sockets: their descriptor becomes readable.
  * A callback works until EAGAIN or a bound of its own, and returns; level-triggered: what is left is told again.
+ * Readiness that somebody used up meanwhile may still be told once, so descriptors are non-blocking.
  */
 #ifndef KVPOOL_LOOP_H
 #define KVPOOL_LOOP_H
@@ -46,7 +47,8 @@ void loop_close(struct loop *loop);
 int loop_add(struct loop *loop, struct loop_source *source);
 /** loop_set_events() - change what is watched for. Return: 0; -errno. */
 int loop_set_events(struct loop *loop, struct loop_source *source, uint32_t events);
-/** loop_del() - may be called in any callback, its own too; no callback of it comes afterwards; before close(fd) */
+/** loop_del() - may be called in any callback, its own too; no callback of it comes afterwards; before close(fd).
+ *  One that is not watched is passed over. */
 void loop_del(struct loop *loop, struct loop_source *source);
 
 void loop_timer_set(struct loop *loop, struct loop_timer *timer, uint64_t deadline_ns);
