@@ -10,8 +10,9 @@
  *   /kvp-<uuid>-stats       kvpool_stats.h                           clients: none, kvctl: ro by name
  *   /kvp-<uuid>-ns-<id>     struct kvp_ns_header, block descriptors, index, slab table      members: ro
  *   /kvp-<uuid>-slab-<n>    block bytes                              members: ro; rw for a session whose grants lie in it
- *   /kvp-<uuid>-stage-<n>   a slab lent to one session as its staging area (COPIED namespaces)    that session: rw
+ *   /kvp-<uuid>-stage-<n>   blocks one session wants copied into the pool (COPIED namespaces)    that session: rw
  *   /kvp-<uuid>-sess-<id>   struct kvp_session_header, pin tables    that session: rw
+ *   /kvp-<uuid>-io-<epoch>  lock file of a daemon's rings      nobody but the daemons
  *   /kvpool.<NAME>          the pool's file: its lock and its UUID as text                  nobody but the daemon
  *
  * The word of a block descriptor and the pin counts carry the pin protocol; it is written down at struct kvp_block.

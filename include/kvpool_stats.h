@@ -73,7 +73,6 @@ struct kvp_session_row {
 enum kvp_slab_use {
 	KVP_SLAB_SPARE = 1, /* populated, of no namespace */
 	KVP_SLAB_BLOCKS = 2, /* in the slab table of ns_id */
-	KVP_SLAB_STAGE = 3, /* lent to session_id as a staging area */
 	KVP_SLAB_LEAVING = 4, /* unlinked, counted until the last mapping is gone */
 };
 /* Row i of the slab part is place i. */
@@ -81,7 +80,7 @@ struct kvp_slab_row {
 	_Atomic uint64_t number;
 	uint64_t bytes;
 	uint64_t ns_id;
-	uint64_t session_id;
+	uint64_t reserved;
 	uint32_t use;
 	uint32_t node;
 	uint32_t page_kib;

@@ -1,0 +1,637 @@
+/* block.c - see block.h */
+#include "block.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "index.h"
+#include "kvpool_desc.h"
+#include "log.h"
+#include "policy.h"
+#include "tier.h"
+
+#define BIT(state) (1u << (state))
+/* row: from; bits: where it may go (the table in block.h) */
+static const uint8_t block_next[] = {
+	[KVP_BLOCK_FREE] = BIT(KVP_BLOCK_GRANTED) | BIT(KVP_BLOCK_RESTORING),
+	[KVP_BLOCK_GRANTED] =
+		BIT(KVP_BLOCK_PUBLISHED) | BIT(KVP_BLOCK_FREE) | BIT(KVP_BLOCK_TAKEN) | BIT(KVP_BLOCK_RETIRED),
+	[KVP_BLOCK_RESTORING] =
+		BIT(KVP_BLOCK_PUBLISHED) | BIT(KVP_BLOCK_FREE) | BIT(KVP_BLOCK_TAKEN) | BIT(KVP_BLOCK_RETIRED),
+	[KVP_BLOCK_PUBLISHED] = BIT(KVP_BLOCK_DRAINING),
+	[KVP_BLOCK_DRAINING] = BIT(KVP_BLOCK_PUBLISHED) | BIT(KVP_BLOCK_FREE) | BIT(KVP_BLOCK_RETIRED),
+	[KVP_BLOCK_TAKEN] = BIT(KVP_BLOCK_FREE) | BIT(KVP_BLOCK_RETIRED),
+	[KVP_BLOCK_RETIRED] = 0,
+};
+
+static _Atomic uint64_t *block_gauge(struct ns *ns, enum kvp_block_state state)
+{
+	struct kvp_ns_counters *c = &ns->row->counters;
+
+	switch (state) {
+	case KVP_BLOCK_FREE:
+		return &c->free;
+	case KVP_BLOCK_GRANTED:
+		return &c->granted;
+	case KVP_BLOCK_RESTORING:
+		return &c->restoring;
+	case KVP_BLOCK_TAKEN:
+		return &c->taken;
+	case KVP_BLOCK_RETIRED:
+		return &c->retired;
+	default:
+		return &c->published; /* DRAINING lasts no longer than a look */
+	}
+}
+
+static uint64_t block_word(const struct ns *ns, uint64_t slot)
+{
+	return atomic_load_explicit(&ns->blocks[slot].word, memory_order_relaxed); /* only we write it */
+}
+
+/* The one place where a word changes. */
+static void block_set_word(struct ns *ns, uint64_t slot, uint64_t generation, enum kvp_block_state to)
+{
+	enum kvp_block_state from = kvp_word_state(block_word(ns, slot));
+
+	assert(block_next[from] & BIT(to));
+	if (block_gauge(ns, from) != block_gauge(ns, to)) {
+		pool_stats_begin(&ns->d->pool);
+		gauge_add(block_gauge(ns, from), -1);
+		gauge_add(block_gauge(ns, to), 1);
+		/* held is from the last look: never more than there is */
+		if (atomic_load(&ns->row->counters.held) > atomic_load(&ns->row->counters.published))
+			gauge_set(&ns->row->counters.held, atomic_load(&ns->row->counters.published));
+		pool_stats_end(&ns->d->pool);
+	}
+	/* seq_cst: for DRAINING it must come before the loads of the pin counts; for PUBLISHED release would do */
+	atomic_store(&ns->blocks[slot].word, kvp_word(generation, to));
+}
+
+static struct index block_index(const struct ns *ns)
+{
+	return (struct index){
+		ns->index, ns->head->n_buckets, ns->blocks, (uint64_t)ns->head->max_places * ns->head->slots_per_slab};
+}
+
+static uint32_t slot_place(const struct ns *ns, uint64_t slot)
+{
+	return (uint32_t)(slot / ns->head->slots_per_slab);
+}
+static uint32_t slot_index(const struct ns *ns, uint64_t slot)
+{
+	return (uint32_t)(slot % ns->head->slots_per_slab);
+}
+
+/* ---- free slots ---- */
+
+static void slot_push_free(struct ns *ns, struct slab *slab, uint32_t index)
+{
+	slab->slots[index].who = NULL;
+	slab->slots[index].next = slab->free_head;
+	slab->free_head = index + 1;
+	slab->n_free++;
+	ns->n_free++;
+}
+
+/* Back to FREE: the generation goes up, so whatever was said of the slot before is known to be old. */
+static void block_free(struct ns *ns, uint64_t slot)
+{
+	uint64_t generation = kvp_word_generation(block_word(ns, slot)) + 1;
+
+	if (generation >= KVP_GENERATION_MAX) {
+		block_set_word(ns, slot, KVP_GENERATION_MAX, KVP_BLOCK_RETIRED);
+		return;
+	}
+	block_set_word(ns, slot, generation, KVP_BLOCK_FREE);
+	ns->no_room_until_ns = 0;
+	slot_push_free(ns, ns_slab_of(ns, slot), slot_index(ns, slot));
+}
+
+/* A free slot near @node, not in @away_from. */
+static uint64_t slot_pop_free(struct ns *ns, uint32_t node, const struct slab *away_from)
+{
+	struct slab *best = NULL;
+	uint32_t index;
+
+	if (!ns->n_free)
+		return NO_SLOT;
+	for (uint32_t place = 0; place < ns->head->max_places; place++) {
+		struct slab *slab = ns->d->slabs[place];
+
+		if (!slab || slab->ns != ns || !slab->n_free || slab == away_from)
+			continue;
+		/* the fullest one on that node: emptier slabs get the chance to become empty */
+		if (!best || (slab->node == node && best->node != node) ||
+			((slab->node == node || best->node != node) && slab->n_free < best->n_free))
+			best = slab;
+	}
+	if (!best)
+		return NO_SLOT;
+	index = best->free_head - 1;
+	best->free_head = best->slots[index].next;
+	best->n_free--;
+	ns->n_free--;
+	return (uint64_t)best->place * ns->head->slots_per_slab + index;
+}
+
+/* ---- grants ---- */
+
+static void grant_link(struct member *member, uint64_t slot)
+{
+	struct slab_slot *side = ns_slot(member->ns, slot);
+
+	side->who = member;
+	side->prev = 0;
+	side->next = (uint32_t)member->grants;
+	if (member->grants)
+		ns_slot(member->ns, member->grants - 1)->prev = (uint32_t)slot + 1;
+	member->grants = slot + 1;
+	member->n_grants++;
+	gauge_add(&member->session->row->grants, 1);
+}
+
+static void grant_unlink(struct member *member, uint64_t slot)
+{
+	struct slab_slot *side = ns_slot(member->ns, slot);
+
+	if (side->prev)
+		ns_slot(member->ns, side->prev - 1u)->next = side->next;
+	else
+		member->grants = side->next;
+	if (side->next)
+		ns_slot(member->ns, side->next - 1u)->prev = side->prev;
+	side->who = NULL;
+	member->n_grants--;
+	gauge_add(&member->session->row->grants, -1);
+}
+
+uint64_t block_grant(struct ns *ns, struct member *member, uint32_t node, uint64_t *generation)
+{
+	uint64_t slot = slot_pop_free(ns, node, NULL);
+
+	if (slot == NO_SLOT)
+		return slot;
+	*generation = kvp_word_generation(block_word(ns, slot));
+	ns->blocks[slot].key = (struct kvp_key){{member->session->id, 0}};
+	block_set_word(ns, slot, *generation, KVP_BLOCK_GRANTED);
+	ns_slot(ns, slot)->since = daemon_tick(ns->d);
+	grant_link(member, slot);
+	gauge_add(&ns->row->counters.grants, 1);
+	return slot;
+}
+
+/* Does a grant of this slot, generation and member stand (or stand withdrawn)? */
+static bool grant_stands(const struct member *member, uint64_t slot, uint64_t generation, enum kvp_block_state *state)
+{
+	const struct slab_slot *side = ns_slot(member->ns, slot);
+	uint64_t word;
+
+	if (!side || side->who != member)
+		return false;
+	word = block_word(member->ns, slot);
+	*state = kvp_word_state(word);
+	return (*state == KVP_BLOCK_GRANTED && kvp_word_generation(word) == generation) ||
+	       (*state == KVP_BLOCK_TAKEN && kvp_word_generation(word) == generation + 1);
+}
+
+bool block_release_grant(struct member *member, uint64_t slot, uint64_t generation)
+{
+	enum kvp_block_state state;
+
+	if (!grant_stands(member, slot, generation, &state))
+		return false;
+	grant_unlink(member, slot);
+	block_free(member->ns, slot);
+	return true;
+}
+
+void block_release_all_grants(struct member *member)
+{
+	while (member->grants) {
+		uint64_t slot = member->grants - 1;
+
+		grant_unlink(member, slot);
+		block_free(member->ns, slot);
+	}
+}
+
+static void block_take(struct member *member, uint64_t slot)
+{
+	/* the writer may still store: the slot is set aside, out of its reach to publish */
+	block_set_word(member->ns, slot, kvp_word_generation(block_word(member->ns, slot)) + 1, KVP_BLOCK_TAKEN);
+}
+
+void block_keep_grants(struct member *member, const struct kvp_wire_grant *grants, uint32_t n)
+{
+	struct ns *ns = member->ns;
+	uint64_t kept_head = 0, n_kept = 0;
+
+	/* the listed ones go to a list of their own, the rest was granted by an answer that never arrived: free */
+	for (uint32_t i = 0; i < n; i++) {
+		enum kvp_block_state state;
+
+		if (!grant_stands(member, grants[i].slot, grants[i].generation, &state))
+			continue;
+		grant_unlink(member, grants[i].slot);
+		ns_slot(ns, grants[i].slot)->next = (uint32_t)kept_head;
+		kept_head = grants[i].slot + 1;
+		n_kept++;
+	}
+	block_release_all_grants(member);
+	while (n_kept--) {
+		uint64_t slot = kept_head - 1;
+
+		kept_head = ns_slot(ns, slot)->next;
+		grant_link(member, slot);
+	}
+}
+
+void block_take_late(struct daemon *d)
+{
+	uint32_t limit = d->config.grant_limit_ms / KVP_TICK_MS, now = daemon_tick(d);
+
+	for (struct session *s = d->sessions; s; s = s->next) {
+		if (s->peer)
+			continue; /* it is here and can be asked: its grants stand */
+		for (struct member *member = s->members; member; member = member->next)
+			for (uint64_t at = member->grants; at; at = ns_slot(member->ns, at - 1)->next) {
+				uint64_t word = block_word(member->ns, at - 1);
+
+				if (kvp_word_state(word) == KVP_BLOCK_GRANTED &&
+					now - ns_slot(member->ns, at - 1)->since > limit)
+					block_take(member, at - 1);
+			}
+	}
+}
+
+/* ---- publish ---- */
+
+void block_hold(struct entry *e)
+{
+	e->hold_until = daemon_tick(e->ns->d) + TICKS_PER_SECOND;
+}
+
+static void block_make_hot(struct entry *e, uint64_t slot, uint64_t used_bytes, uint32_t used_tokens)
+{
+	struct ns *ns = e->ns;
+	struct kvp_block *block = &ns->blocks[slot];
+	struct index index = block_index(ns);
+
+	block->key = e->key;
+	block->parent = e->parent_key;
+	block->used_bytes = e->bytes = used_bytes;
+	block->used_tokens = e->used_tokens = used_tokens;
+	block->flags = 0;
+	ns_slot(ns, slot)->who = e;
+	e->stamp = daemon_tick(ns->d);
+	block_set_word(ns, slot, kvp_word_generation(block_word(ns, slot)), KVP_BLOCK_PUBLISHED);
+	if (!index_insert(&index, &e->key, slot))
+		log_debug("namespace %s: index bucket full, a block cannot be found in DRAM", ns->head->name);
+	ns_entry_set_hot(e, slot);
+	if (e->cold) {
+		gauge_add(&ns->row->counters.cold, -1);
+		gauge_add(&ns->row->counters.clean, 1);
+	}
+}
+
+int block_admit(struct ns *ns, const struct kvp_wire_item *item, struct kvp_wire_result *result)
+{
+	struct entry *e = ns_entry(ns, &item->key);
+
+	if (kvp_key_is_none(&item->key) || kvp_key_same(&item->key, &item->parent) ||
+		item->used_bytes > ns->head->block_bytes || item->used_tokens > ns->head->desc.block_tokens) {
+		result->result = -KVP_EINVAL;
+		return result->result;
+	}
+	if (e && e->slot != NO_SLOT) {
+		block_hold(e);
+		result->result = KVP_PUB_EXISTS;
+		result->slot = e->slot;
+		result->generation = kvp_word_generation(block_word(ns, e->slot));
+		gauge_add(&ns->row->counters.exists, 1);
+		return result->result;
+	}
+	if (!kvp_key_is_none(&item->parent) && !ns_entry_above(ns, &item->parent)) {
+		result->result = KVP_PUB_REJECTED;
+		gauge_add(&ns->row->counters.rejected, 1);
+		return result->result;
+	}
+	return 0;
+}
+
+static struct entry *block_entry(struct ns *ns, const struct kvp_wire_item *item)
+{
+	struct entry *e = ns_entry(ns, &item->key);
+
+	return e ? e : ns_entry_add(ns, &item->key, &item->parent);
+}
+
+void block_publish_grant(struct member *member, const struct kvp_wire_item *item, struct kvp_wire_result *result)
+{
+	struct ns *ns = member->ns;
+	enum kvp_block_state state;
+	struct entry *e;
+
+	memset(result, 0, sizeof(*result));
+	if (!grant_stands(member, item->slot, item->generation, &state) || state != KVP_BLOCK_GRANTED) {
+		result->result = -KVP_ESTALE;
+		return;
+	}
+	if (block_admit(ns, item, result))
+		return;
+	e = block_entry(ns, item);
+	if (!e) {
+		result->result = KVP_PUB_REJECTED;
+		return;
+	}
+	grant_unlink(member, item->slot);
+	block_make_hot(e, item->slot, item->used_bytes, item->used_tokens);
+	block_hold(e);
+	result->result = KVP_PUB_STORED;
+	result->slot = item->slot;
+	result->generation = item->generation;
+	gauge_add(&ns->row->counters.stored, 1);
+	tier_entry_ready(e);
+}
+
+/* ---- fills: restores and copies ---- */
+
+uint64_t block_begin_fill(struct ns *ns, struct entry *e)
+{
+	uint64_t slot = slot_pop_free(ns, 0, NULL);
+
+	if (slot == NO_SLOT)
+		return slot;
+	ns->blocks[slot].key = (struct kvp_key){{0, 0}};
+	block_set_word(ns, slot, kvp_word_generation(block_word(ns, slot)), KVP_BLOCK_RESTORING);
+	ns_slot(ns, slot)->who = e;
+	ns_slot(ns, slot)->io++;
+	return slot;
+}
+
+void block_drop_fill(struct ns *ns, uint64_t slot)
+{
+	ns_slot(ns, slot)->io--;
+	block_free(ns, slot);
+}
+
+void block_publish_fill(struct entry *e, uint64_t slot)
+{
+	ns_slot(e->ns, slot)->io--;
+	block_make_hot(e, slot, e->bytes, e->used_tokens);
+	block_hold(e);
+}
+
+/* ---- evict ---- */
+
+/* DRAINING if nobody pins it; else it is put back, its stamp renewed. */
+static bool block_drain(struct entry *e)
+{
+	struct ns *ns = e->ns;
+	uint64_t slot = e->slot, generation = kvp_word_generation(block_word(ns, slot));
+	uint32_t stamp = e->stamp;
+
+	block_set_word(ns, slot, generation, KVP_BLOCK_DRAINING);
+	if (!session_pins(ns->d, slot_place(ns, slot), slot_index(ns, slot), &stamp)) {
+		e->stamp = stamp;
+		return true;
+	}
+	block_set_word(ns, slot, generation, KVP_BLOCK_PUBLISHED);
+	e->stamp = daemon_tick(ns->d);
+	policy_touch(ns, e);
+	return false;
+}
+
+static bool block_held(struct entry *e)
+{
+	if (e->hold_until && (int32_t)(daemon_tick(e->ns->d) - e->hold_until) >= 0)
+		e->hold_until = 0;
+	return e->hold_until || ns_slot(e->ns, e->slot)->io;
+}
+
+bool block_evict(struct entry *e)
+{
+	struct ns *ns = e->ns;
+	struct index index = block_index(ns);
+	uint64_t slot = e->slot;
+
+	if (block_held(e) || !block_drain(e))
+		return false;
+	index_remove(&index, &e->key, slot);
+	block_free(ns, slot);
+	ns_entry_set_cold_only(e);
+	gauge_add(&ns->row->counters.evicted, 1);
+	if (e->cold) {
+		gauge_add(&ns->row->counters.clean, -1);
+		gauge_add(&ns->row->counters.cold, 1);
+		return true;
+	}
+	gauge_add(&ns->row->counters.dropped, 1);
+	ns_ghost_add(ns, &e->key, KVP_MISS_EVICTED);
+	ns_entry_drop(e);
+	return true;
+}
+
+bool block_move(struct entry *e, struct slab *away_from)
+{
+	struct ns *ns = e->ns;
+	struct index index = block_index(ns);
+	uint64_t from = e->slot, to;
+	uint64_t stamp = e->stamp;
+
+	if (block_held(e))
+		return false;
+	to = slot_pop_free(ns, away_from->node, away_from);
+	if (to == NO_SLOT)
+		return false;
+	block_set_word(ns, to, kvp_word_generation(block_word(ns, to)), KVP_BLOCK_RESTORING);
+	ns->blocks[to].key = (struct kvp_key){{0, 0}};
+	/* The old place drains before the copy, so nobody reads it meanwhile: one memcpy between populated pages, no wait.
+	   Killed here, the next daemon puts the old place back and frees the new one. */
+	if (!block_drain(e)) {
+		block_free(ns, to);
+		return false;
+	}
+	memcpy(ns_slot_data(ns, to), ns_slot_data(ns, from), e->bytes);
+	ns_entry_set_cold_only(e);
+	index_remove(&index, &e->key, from);
+	if (e->cold) {
+		gauge_add(&ns->row->counters.clean, -1);
+		gauge_add(&ns->row->counters.cold, 1);
+	}
+	block_make_hot(e, to, e->bytes, e->used_tokens);
+	e->stamp = (uint32_t)stamp;
+	policy_touch(ns, e);
+	block_free(ns, from);
+	return true;
+}
+
+/* ---- after a restart ---- */
+
+static struct session *session_by_id(struct daemon *d, uint64_t id)
+{
+	for (struct session *s = d->sessions; s; s = s->next)
+		if (id && s->id == id)
+			return s;
+	return NULL;
+}
+
+/* GRANTED and TAKEN: with its owner as long as that lives. */
+static bool adopt_grant(struct ns *ns, uint64_t slot)
+{
+	struct session *s = session_by_id(ns->d, ns->blocks[slot].key.w[0]);
+	struct member *member = s ? session_join(s, ns, true) : NULL;
+
+	if (!member)
+		return false;
+	ns_slot(ns, slot)->since = daemon_tick(ns->d);
+	grant_link(member, slot);
+	return true;
+}
+
+static void adopt_published(struct ns *ns, struct slab *slab, uint64_t slot)
+{
+	struct kvp_block *block = &ns->blocks[slot];
+	struct index index = block_index(ns);
+	struct entry *e = ns_entry(ns, &block->key);
+	uint64_t generation = kvp_word_generation(block_word(ns, slot));
+
+	if (e || kvp_key_is_none(&block->key) || block->used_bytes > ns->head->block_bytes ||
+		!(e = ns_entry_add(ns, &block->key, &block->parent))) {
+		/* a move was cut short after its second copy was published: same bytes twice, one goes */
+		index_remove(&index, &block->key, slot);
+		gauge_add(&ns->row->counters.free, 1);
+		atomic_store(&block->word, kvp_word(generation + 1, KVP_BLOCK_FREE));
+		slot_push_free(ns, slab, slot_index(ns, slot));
+		return;
+	}
+	atomic_store(&block->word, kvp_word(generation, KVP_BLOCK_PUBLISHED));
+	gauge_add(&ns->row->counters.published, 1);
+	e->bytes = block->used_bytes;
+	e->used_tokens = block->used_tokens;
+	block->slab_number = slab->number;
+	slab->slots[slot_index(ns, slot)].who = e;
+	e->stamp = 0;
+	session_pins(ns->d, slab->place, slot_index(ns, slot), &e->stamp);
+	if (e->parent)
+		ns_entry_set_hot(e, slot);
+	else
+		e->slot = slot;
+	if (index_find(&index, &e->key) == UINT64_MAX)
+		index_insert(&index, &e->key, slot);
+}
+
+void block_adopt_slab(struct ns *ns, struct slab *slab)
+{
+	slab->free_head = slab->n_free = 0;
+	for (uint32_t i = slab->n_slots; i-- > 0;) {
+		uint64_t slot = (uint64_t)slab->place * ns->head->slots_per_slab + i;
+		uint64_t word = atomic_load(&ns->blocks[slot].word), generation = kvp_word_generation(word);
+		enum kvp_block_state state = kvp_word_state(word);
+
+		gauge_add(&ns->row->counters.slots, 1);
+		switch (state) {
+		case KVP_BLOCK_PUBLISHED:
+		case KVP_BLOCK_DRAINING: /* put back */
+			adopt_published(ns, slab, slot);
+			continue;
+		case KVP_BLOCK_RETIRED:
+			gauge_add(&ns->row->counters.retired, 1);
+			continue;
+		case KVP_BLOCK_GRANTED:
+		case KVP_BLOCK_TAKEN:
+			if (adopt_grant(ns, slot)) {
+				gauge_add(block_gauge(ns, state), 1);
+				continue;
+			}
+			if (state == KVP_BLOCK_GRANTED || !ns->d->old_io)
+				break;
+			gauge_add(&ns->row->counters.taken, 1);
+			continue;
+		case KVP_BLOCK_RESTORING:
+			if (!ns->d->old_io)
+				break;
+			ns->blocks[slot].key = (struct kvp_key){{0, 0}};
+			atomic_store(&ns->blocks[slot].word, kvp_word(generation + 1, KVP_BLOCK_TAKEN));
+			gauge_add(&ns->row->counters.taken, 1);
+			continue;
+		default:
+			break;
+		}
+		if (state != KVP_BLOCK_FREE)
+			atomic_store(&ns->blocks[slot].word, kvp_word(generation + 1, KVP_BLOCK_FREE));
+		gauge_add(&ns->row->counters.free, 1);
+		slot_push_free(ns, slab, i);
+	}
+}
+
+void block_release_set_aside(struct daemon *d)
+{
+	for (struct ns *ns = d->namespaces; ns; ns = ns->next)
+		for (uint32_t place = 0; place < ns->head->max_places; place++) {
+			struct slab *slab = d->slabs[place];
+
+			for (uint32_t i = 0; slab && slab->ns == ns && i < slab->n_slots; i++) {
+				uint64_t slot = (uint64_t)place * ns->head->slots_per_slab + i;
+
+				if (!slab->slots[i].who && kvp_word_state(block_word(ns, slot)) == KVP_BLOCK_TAKEN)
+					block_free(ns, slot);
+			}
+		}
+}
+
+/* ---- counting what is held ---- */
+
+#define SWEEP_LOOKS 200000
+
+void block_sweep(struct daemon *d)
+{
+	static uint64_t at_ns_id; /* where the last call stopped */
+	static uint32_t at_place;
+	uint64_t looks = 0;
+	struct ns *ns = ns_find(d, at_ns_id);
+
+	if (!ns) {
+		ns = d->namespaces;
+		at_place = 0;
+		if (ns)
+			ns->sweep_held = 0;
+		for (struct session *s = d->sessions; s; s = s->next) {
+			gauge_set(&s->row->pins, s->sweep_pins);
+			s->sweep_pins = 0;
+		}
+	}
+	while (ns && looks < SWEEP_LOOKS) {
+		struct slab *slab = at_place < ns->head->max_places ? d->slabs[at_place] : NULL;
+
+		if (at_place >= ns->head->max_places) {
+			gauge_set(&ns->row->counters.held, ns->sweep_held);
+			ns = ns->next;
+			at_place = 0;
+			if (ns)
+				ns->sweep_held = 0;
+			continue;
+		}
+		for (uint32_t i = 0; slab && slab->ns == ns && i < slab->n_slots; i++) {
+			uint64_t slot = (uint64_t)at_place * ns->head->slots_per_slab + i;
+			bool held = false;
+
+			if (kvp_word_state(block_word(ns, slot)) != KVP_BLOCK_PUBLISHED)
+				continue;
+			for (struct session *s = d->sessions; s; s = s->next) {
+				if (!s->has_place[at_place] || s->ending)
+					continue;
+				looks++;
+				if (atomic_load_explicit(&session_pin(s, at_place, i)->count, memory_order_relaxed)) {
+					held = true;
+					s->sweep_pins++;
+				}
+			}
+			ns->sweep_held += held;
+		}
+		at_place++;
+	}
+	at_ns_id = ns ? ns->id : 0;
+}

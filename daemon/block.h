@@ -1,0 +1,62 @@
+/*
+ * block.h - the life of a block: granted, published, evicted, restored; the only writer of descriptor words
+ *
+ *	from       to           who, when
+ *	FREE       GRANTED      block_grant: a writer may store
+ *	FREE       RESTORING    block_begin_fill: a read or the daemon's own copy will land
+ *	GRANTED    PUBLISHED    block_publish
+ *	GRANTED    FREE         block_release_grant: given back, or its owner is gone           generation + 1
+ *	GRANTED    TAKEN        block_take: past its limit, the writer may still store          generation + 1
+ *	TAKEN      FREE         block_release_grant: the writer gave it back or is gone         generation + 1
+ *	RESTORING  PUBLISHED    block_publish after a good fill
+ *	RESTORING  FREE         block_drop_fill: damaged, failed, cancelled                     generation + 1
+ *	RESTORING  TAKEN        at a start, while a dead daemon's I/O still runs                generation + 1
+ *	PUBLISHED  DRAINING     block_evict: nobody new will pin it
+ *	DRAINING   PUBLISHED    block_evict: somebody had; or a new daemon found it so
+ *	DRAINING   FREE         block_evict                                                     generation + 1
+ *	FREE       RETIRED      generations used up
+ */
+#ifndef KVPOOL_BLOCK_H
+#define KVPOOL_BLOCK_H
+
+#include "namespace.h"
+#include "session.h"
+
+/** block_grant() - Return: a slot, or NO_SLOT: none free in this namespace now. */
+uint64_t block_grant(struct ns *ns, struct member *member, uint32_t node, uint64_t *generation);
+/** block_release_grant() - a GRANTED or TAKEN slot of @member becomes free. Return: false: that grant does not stand. */
+bool block_release_grant(struct member *member, uint64_t slot, uint64_t generation);
+/** block_release_all_grants() - its session is gone. */
+void block_release_all_grants(struct member *member);
+/** block_keep_grants() - after a resume: only those listed stand */
+void block_keep_grants(struct member *member, const struct kvp_wire_grant *grants, uint32_t n);
+/** block_take_late() - withdraw grants older than the limit */
+void block_take_late(struct daemon *d);
+
+/** block_begin_fill() - Return: a slot in RESTORING for @e, or NO_SLOT. */
+uint64_t block_begin_fill(struct ns *ns, struct entry *e);
+void block_drop_fill(struct ns *ns, uint64_t slot);
+
+/** block_publish_grant() - KVP_MSG_PUBLISH for one item of an in-place namespace */
+void block_publish_grant(struct member *member, const struct kvp_wire_item *item, struct kvp_wire_result *result);
+/** block_publish_fill() - the bytes landed: @slot (RESTORING) becomes the hot copy of @e */
+void block_publish_fill(struct entry *e, uint64_t slot);
+/** block_admit() - may an item with this key and parent be published now? Return: 0: yes; else enum kvp_publish_result. */
+int block_admit(struct ns *ns, const struct kvp_wire_item *item, struct kvp_wire_result *result);
+
+/** block_evict() - let go of the hot copy if nobody pins it. Return: false: pinned, held or busy; its stamp is renewed. */
+bool block_evict(struct entry *e);
+/** block_hold() - keep it from eviction for about a second, until whoever was told of it has pinned it */
+void block_hold(struct entry *e);
+/** block_move() - copy a published block to a free slot of another slab of its namespace. Return: false: pinned or no slot. */
+bool block_move(struct entry *e, struct slab *away_from);
+
+/** block_adopt_slab() - after a restart: go through the descriptors of a slab */
+void block_adopt_slab(struct ns *ns, struct slab *slab);
+/** block_release_set_aside() - the dead daemon's I/O has ended: TAKEN slots without an owner become free */
+void block_release_set_aside(struct daemon *d);
+
+/** block_sweep() - go on counting held blocks, a bounded piece a call */
+void block_sweep(struct daemon *d);
+
+#endif

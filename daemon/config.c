@@ -1,0 +1,440 @@
+/* config.c - see config.h */
+#include "config.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <getopt.h>
+#include <ini.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MIB (1024u * 1024u)
+
+enum option_kind {
+	OPTION_TEXT,
+	OPTION_SIZE,
+	OPTION_NUMBER,
+	OPTION_OCTAL,
+	OPTION_BOOL,
+	OPTION_SPILL,
+};
+struct option_row {
+	const char *name;
+	enum option_kind kind;
+	size_t off;
+	uint64_t min, max; /* TEXT: max is the room */
+	const char *arg;
+	const char *help;
+};
+#define AT(field) offsetof(struct config, field)
+#define ROOM(field) sizeof(((struct config *)0)->field)
+
+static const struct option_row options[] = {
+	{"config", OPTION_TEXT, AT(file), 0, ROOM(file), "FILE", "configuration file: lines of name = value"},
+	{"socket", OPTION_TEXT, AT(socket), 0, ROOM(socket), "PATH", "Unix socket clients connect to"},
+	{"admin-socket", OPTION_TEXT, AT(admin_socket), 0, ROOM(admin_socket), "PATH",
+		"socket of drain, evict and purge (default: socket + .admin)"},
+	{"socket-mode", OPTION_OCTAL, AT(socket_mode), 0, 0777, "OCTAL",
+		"permission bits of the socket (default 0666)"},
+	{"group", OPTION_TEXT, AT(group), 0, ROOM(group), "GROUP",
+		"operators: may read stats and use the admin socket"},
+	{"name", OPTION_TEXT, AT(name), 0, ROOM(name), "NAME", "name of the pool (default kvpool)"},
+	{"pool", OPTION_SIZE, AT(pool_bytes), MIB, 1ull << 46, "SIZE", "memory for KV blocks"},
+	{"slab", OPTION_SIZE, AT(slab_bytes), 64 * 1024, 1ull << 40, "SIZE",
+		"unit in which memory moves (default: max(64M, pool / 4096))"},
+	{"spill", OPTION_SPILL, 0, 0, 0, "DIR:SIZE", "directory and size of the spill store, or off"},
+	{"io", OPTION_TEXT, AT(io), 0, ROOM(io), "ENGINE", "auto, uring or threads"},
+	{"log-level", OPTION_TEXT, AT(log_level), 0, ROOM(log_level), "LEVEL", "err, warn, info or debug"},
+	{"lock-memory", OPTION_BOOL, AT(lock_memory), 0, 1, "yes|no", "mlock the pool"},
+	{"max-clients", OPTION_NUMBER, AT(max_clients), 1, 2048, "N", "client sessions at once"},
+	{"max-namespaces", OPTION_NUMBER, AT(max_namespaces), 1, 1024, "N", "namespaces at once"},
+	{"uid-max-clients", OPTION_NUMBER, AT(uid_max_clients), 1, 2048, "N", "client sessions of one uid"},
+	{"uid-max-namespaces", OPTION_NUMBER, AT(uid_max_namespaces), 1, 1024, "N", "namespaces of one uid"},
+	{"heartbeat", OPTION_NUMBER, AT(heartbeat_ms), 50, 60000, "MS", "how often a client shows that it lives"},
+	{"hold-limit", OPTION_NUMBER, AT(hold_limit_ms), 0, 86400000, "MS",
+		"holds of a stopped client may be revoked after so long; 0: never"},
+	{"grant-limit", OPTION_NUMBER, AT(grant_limit_ms), 1000, 86400000, "MS",
+		"a grant not published by then is withdrawn"},
+	{"free-percent", OPTION_NUMBER, AT(free_percent), 0, 50, "N",
+		"free blocks kept ready ahead of need (default 3)"},
+};
+#define N_OPTIONS (sizeof(options) / sizeof(options[0]))
+
+void config_defaults(struct config *config)
+{
+	memset(config, 0, sizeof(*config));
+	strcpy(config->socket, KVP_DEFAULT_SOCKET);
+	strcpy(config->name, "kvpool");
+	strcpy(config->io, "auto");
+	strcpy(config->log_level, "info");
+	config->socket_mode = 0666;
+	config->pool_bytes = 1024ull * MIB;
+	config->max_clients = 1024;
+	config->max_namespaces = 256;
+	config->uid_max_clients = 1024;
+	config->uid_max_namespaces = 64;
+	config->uid_max_grants = UINT64_MAX;
+	config->heartbeat_ms = 1000;
+	config->hold_limit_ms = 0;
+	config->grant_limit_ms = 600000;
+	config->free_percent = 3;
+}
+
+int config_parse_size(const char *text, uint64_t *bytes)
+{
+	static const char units[] = "kMGT";
+	char *end;
+	unsigned long long n;
+	unsigned shift = 0;
+
+	if (!isdigit((unsigned char)text[0]))
+		return -EINVAL;
+	errno = 0;
+	n = strtoull(text, &end, 10);
+	if (errno)
+		return -EINVAL;
+	if (*end) {
+		const char *unit = strchr(units, *end == 'K' ? 'k' : *end);
+
+		if (!unit || !*unit)
+			return -EINVAL;
+		shift = 10 * (unsigned)(unit - units + 1);
+		end++;
+		if (end[0] == 'i' && end[1] == 'B')
+			end += 2;
+		if (*end)
+			return -EINVAL;
+	}
+	if (shift && n >> (64 - shift))
+		return -EINVAL;
+	*bytes = n << shift;
+	return 0;
+}
+
+/* Edit distance, for "did you mean": names are short. */
+static size_t config_distance(const char *a, const char *b)
+{
+	size_t row[64], n = strlen(b);
+
+	if (n >= 63)
+		return 99;
+	for (size_t j = 0; j <= n; j++)
+		row[j] = j;
+	for (size_t i = 1; a[i - 1]; i++) {
+		size_t diagonal = row[0];
+
+		row[0] = i;
+		for (size_t j = 1; j <= n; j++) {
+			size_t above = row[j];
+			size_t best = above < row[j - 1] ? above + 1 : row[j - 1] + 1;
+			size_t change = diagonal + (a[i - 1] != b[j - 1]);
+
+			row[j] = change < best ? change : best;
+			diagonal = above;
+		}
+	}
+	return row[n];
+}
+
+static const struct option_row *config_find(const char *name, const char **nearest)
+{
+	size_t best = 99;
+
+	*nearest = NULL;
+	for (size_t i = 0; i < N_OPTIONS; i++) {
+		size_t distance = config_distance(name, options[i].name);
+
+		if (!distance)
+			return &options[i];
+		if (distance < best) {
+			best = distance;
+			*nearest = options[i].name;
+		}
+	}
+	return NULL;
+}
+
+static int config_set_spill(struct config *config, const char *value)
+{
+	const char *colon = strrchr(value, ':');
+	uint64_t bytes;
+
+	if (!strcmp(value, "off")) {
+		config->spill_dir[0] = 0;
+		return 0;
+	}
+	if (!colon || colon == value || (size_t)(colon - value) >= sizeof(config->spill_dir))
+		return -EINVAL;
+	if (config_parse_size(colon + 1, &bytes) < 0 || bytes < 16ull * MIB)
+		return -EINVAL;
+	memcpy(config->spill_dir, value, (size_t)(colon - value));
+	config->spill_dir[colon - value] = 0;
+	config->spill_bytes = bytes;
+	return 0;
+}
+
+static int config_set_number(struct config *config, const struct option_row *row, const char *value)
+{
+	char *at = (char *)config + row->off;
+	uint64_t n;
+	char *end;
+
+	if (row->kind == OPTION_SIZE) {
+		if (config_parse_size(value, &n) < 0)
+			return -EINVAL;
+	} else {
+		if (!isdigit((unsigned char)value[0]))
+			return -EINVAL;
+		errno = 0;
+		n = strtoull(value, &end, row->kind == OPTION_OCTAL ? 8 : 10);
+		if (errno || *end)
+			return -EINVAL;
+	}
+	if (n < row->min || n > row->max)
+		return -ERANGE;
+	if (row->kind == OPTION_SIZE)
+		*(uint64_t *)(void *)at = n;
+	else
+		*(uint32_t *)(void *)at = (uint32_t)n;
+	return 0;
+}
+
+static int config_set_value(struct config *config, const struct option_row *row, const char *value)
+{
+	char *at = (char *)config + row->off;
+
+	switch (row->kind) {
+	case OPTION_TEXT:
+		if (strlen(value) >= row->max)
+			return -ERANGE;
+		strcpy(at, value);
+		return 0;
+	case OPTION_BOOL:
+		if (strcmp(value, "yes") && strcmp(value, "no"))
+			return -EINVAL;
+		*(bool *)(void *)at = !strcmp(value, "yes");
+		return 0;
+	case OPTION_SPILL:
+		return config_set_spill(config, value);
+	default:
+		return config_set_number(config, row, value);
+	}
+}
+
+static int config_set(struct config *config, const char *name, const char *value, const char *origin, char message[256])
+{
+	const char *nearest;
+	const struct option_row *row = config_find(name, &nearest);
+	int r;
+
+	if (!row) {
+		snprintf(message, 256, "%s: no option \"%.40s\"; did you mean \"%s\"? kvpoold --help lists them",
+			origin, name, nearest ? nearest : "pool");
+		return -EINVAL;
+	}
+	r = config_set_value(config, row, value);
+	if (r == -ERANGE && row->kind != OPTION_TEXT)
+		snprintf(message, 256, "%s: %s = \"%.60s\" is out of range (%" PRIu64 " to %" PRIu64 ")", origin, name,
+			value, row->min, row->max);
+	else if (r == -ERANGE)
+		snprintf(message, 256, "%s: %s is %zu bytes long, at most %" PRIu64 " fit: use a shorter one", origin,
+			name, strlen(value), row->max - 1);
+	else if (r < 0)
+		snprintf(message, 256, "%s: %s = \"%.60s\" is not a %s%s", origin, name, value, row->arg,
+			row->kind == OPTION_SPILL ? " (for example /var/lib/kvpool:64G, 16M at least; or off)" : "");
+	return r < 0 ? -EINVAL : 0;
+}
+
+struct config_ini {
+	struct config *config;
+	const char *origin;
+	char *message;
+};
+
+static int config_on_line(void *user, const char *section, const char *name, const char *value)
+{
+	struct config_ini *ini = user;
+
+	(void)section;
+	if (!strcmp(name, "config")) {
+		snprintf(ini->message, 256, "%s: config cannot be set in the file itself", ini->origin);
+		return 0;
+	}
+	return config_set(ini->config, name, value ? value : "", ini->origin, ini->message) == 0;
+}
+
+int config_parse_text(struct config *config, const char *text, const char *origin, char message[256])
+{
+	struct config_ini ini = {.config = config, .origin = origin, .message = message};
+	char detail[256];
+	int line;
+
+	message[0] = 0;
+	line = ini_parse_string(text, config_on_line, &ini);
+	if (!line)
+		return 0;
+	snprintf(detail, sizeof(detail), "%s", message[0] ? message : "not of the form name = value");
+	if (!strncmp(detail, origin, strlen(origin)))
+		snprintf(message, 256, "%s:%d%.200s", origin, line, detail + strlen(origin));
+	else
+		snprintf(message, 256, "%s:%d: %.200s", origin, line, detail);
+	return -EINVAL;
+}
+
+static int config_parse_file(struct config *config, char message[256])
+{
+	char text[64 * 1024];
+	FILE *file = fopen(config->file, "re");
+	size_t n;
+
+	if (!file) {
+		snprintf(message, 256, "cannot open the configuration file %.150s: %s", config->file, strerror(errno));
+		return -EINVAL;
+	}
+	n = fread(text, 1, sizeof(text), file);
+	fclose(file);
+	if (n == sizeof(text)) {
+		snprintf(message, 256, "%.150s is longer than 64 KiB: not a configuration file of kvpoold",
+			config->file);
+		return -EINVAL;
+	}
+	if (memchr(text, 0, n)) {
+		snprintf(message, 256, "%.150s holds zero bytes: not a text file", config->file);
+		return -EINVAL;
+	}
+	text[n] = 0;
+	return config_parse_text(config, text, config->file, message);
+}
+
+static void config_help(void)
+{
+	printf("usage: kvpoold [--name VALUE]...\n\nOwns the KV-cache memory of this host; see kvpoold(8).\n\n");
+	for (size_t i = 0; i < N_OPTIONS; i++)
+		printf("  --%s %s\n        %s\n", options[i].name, options[i].arg, options[i].help);
+	printf("  --help, --version\n\nSizes: 4096, 64M, 2G (powers of 1024).\n");
+}
+
+/* Flags are read twice: first for --config, then all, so that flags win over the file. */
+static int config_scan(struct config *config, int argc, char **argv, bool only_file, char message[256])
+{
+	struct option longs[N_OPTIONS + 3];
+	int c, index;
+
+	memset(longs, 0, sizeof(longs));
+	for (size_t i = 0; i < N_OPTIONS; i++)
+		longs[i] = (struct option){options[i].name, required_argument, NULL, 1};
+	longs[N_OPTIONS] = (struct option){"help", no_argument, NULL, 'h'};
+	longs[N_OPTIONS + 1] = (struct option){"version", no_argument, NULL, 'v'};
+	opterr = 0;
+	optind = 1;
+	while ((c = getopt_long(argc, argv, ":hv", longs, &index)) != -1) {
+		if (c == 'h') {
+			config_help();
+			return 1;
+		}
+		if (c == 'v') {
+			printf("kvpoold %d.%d\n", KVP_VERSION_MAJOR, KVP_VERSION_MINOR);
+			return 1;
+		}
+		if (c == ':') {
+			snprintf(message, 256, "%.60s needs a value", argv[optind - 1]);
+			return -EINVAL;
+		}
+		if (c == '?') {
+			const char *nearest;
+
+			config_find(argv[optind - 1] + strspn(argv[optind - 1], "-"), &nearest);
+			snprintf(message, 256, "unknown option %.60s; did you mean --%s? kvpoold --help lists them",
+				argv[optind - 1], nearest ? nearest : "pool");
+			return -EINVAL;
+		}
+		if (only_file == !strcmp(longs[index].name, "config")) {
+			char origin[64];
+
+			snprintf(origin, sizeof(origin), "--%.50s", longs[index].name);
+			if (config_set(config, longs[index].name, optarg, origin, message) < 0)
+				return -EINVAL;
+		}
+	}
+	if (optind < argc) {
+		snprintf(message, 256, "\"%.60s\" is not an option: all are of the form --name VALUE", argv[optind]);
+		return -EINVAL;
+	}
+	return 0;
+}
+
+int config_parse_args(struct config *config, int argc, char **argv, char message[256])
+{
+	int r = config_scan(config, argc, argv, true, message);
+
+	if (r)
+		return r;
+	if (config->file[0]) {
+		r = config_parse_file(config, message);
+		if (r < 0)
+			return r;
+	}
+	r = config_scan(config, argc, argv, false, message);
+	return r ? r : config_check(config, message);
+}
+
+static bool config_name_ok(const char *name)
+{
+	return name[0] && name[0] != '.' &&
+	       !name[strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")];
+}
+
+static int config_check_socket(const char *what, const char *path, char message[256])
+{
+	if (path[0] != '/') {
+		snprintf(message, 256, "%s = \"%.100s\" is a relative path: give an absolute one", what, path);
+		return -EINVAL;
+	}
+	return 0;
+}
+
+int config_check(struct config *config, char message[256])
+{
+	if (!config_name_ok(config->name)) {
+		snprintf(message, 256, "name = \"%.60s\": letters, digits, . _ - only, not starting with a dot",
+			config->name);
+		return -EINVAL;
+	}
+	if (!config->admin_socket[0]) {
+		if (strlen(config->socket) + strlen(".admin") >= sizeof(config->admin_socket)) {
+			snprintf(message, 256,
+				"socket is %zu bytes long; with .admin at most %zu fit: use a shorter path",
+				strlen(config->socket), sizeof(config->admin_socket) - 1);
+			return -EINVAL;
+		}
+		snprintf(config->admin_socket, sizeof(config->admin_socket), "%.*s.admin",
+			(int)(sizeof(config->admin_socket) - sizeof(".admin")), config->socket);
+	}
+	if (config_check_socket("socket", config->socket, message) < 0 ||
+		config_check_socket("admin-socket", config->admin_socket, message) < 0)
+		return -EINVAL;
+	if (!config->slab_bytes) {
+		/* about 64 MiB, more for large pools (descriptors and maps run out), and dividing the pool without rest */
+		uint64_t wish = config->pool_bytes / 4096 > 64 * MIB ? config->pool_bytes / 4096 : 64 * MIB;
+
+		config->slab_bytes = config->pool_bytes / ((config->pool_bytes + wish - 1) / wish);
+	}
+	config->slab_bytes &= ~(uint64_t)4095;
+	if (config->slab_bytes > config->pool_bytes) {
+		snprintf(message, 256, "slab = %" PRIu64 " is larger than pool = %" PRIu64 ": make it smaller",
+			config->slab_bytes, config->pool_bytes);
+		return -EINVAL;
+	}
+	if (strcmp(config->io, "auto") && strcmp(config->io, "uring") && strcmp(config->io, "threads")) {
+		snprintf(message, 256, "io = \"%.15s\": auto, uring or threads", config->io);
+		return -EINVAL;
+	}
+	if (strcmp(config->log_level, "err") && strcmp(config->log_level, "warn") &&
+		strcmp(config->log_level, "info") && strcmp(config->log_level, "debug")) {
+		snprintf(message, 256, "log-level = \"%.15s\": err, warn, info or debug", config->log_level);
+		return -EINVAL;
+	}
+	return 0;
+}

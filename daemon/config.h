@@ -1,0 +1,59 @@
+/*
+ * config.h - what the operator may set: one table of names serves flags, the configuration file and the help text
+ *
+ * A flag --name VALUE and a line `name = VALUE` mean the same; flags win.  Every value is checked; an unknown name is
+ * refused with its line and the nearest known name.
+ */
+#ifndef KVPOOL_CONFIG_H
+#define KVPOOL_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kvpool.h"
+
+struct config {
+	char file[256]; /* --config; "": none */
+	char socket[KVP_SOCKET_MAX];
+	char admin_socket[KVP_SOCKET_MAX]; /* default: socket + ".admin" */
+	uint32_t socket_mode; /* permission bits of the socket; who may connect */
+	char group[64]; /* operators: may read stats and use the admin socket; "": only the owner */
+	char name[KVP_NAME_MAX];
+	uint64_t pool_bytes;
+	uint64_t slab_bytes; /* 0: max(64 MiB, pool / 4096) */
+	char spill_dir[256]; /* "": no spill */
+	uint64_t spill_bytes;
+	char io[16]; /* auto, uring, threads */
+	char log_level[16]; /* err, warn, info, debug */
+	bool lock_memory; /* mlock the slabs */
+	uint32_t max_clients;
+	uint32_t max_namespaces;
+	uint32_t uid_max_clients; /* for each uid */
+	uint32_t uid_max_namespaces;
+	uint64_t uid_max_grants;
+	uint32_t heartbeat_ms;
+	uint32_t hold_limit_ms; /* a stopped client's holds may be revoked after so long; 0: never */
+	uint32_t grant_limit_ms;
+	uint32_t free_percent; /* free slots kept ready by evicting ahead of need */
+};
+
+/** config_defaults() */
+void config_defaults(struct config *config);
+
+/**
+ * config_parse_args() - flags, and the file --config names
+ * @message: 256 bytes: what is wrong, where, and the way out
+ * Return: 0; 1: help or version was printed; -EINVAL.
+ */
+int config_parse_args(struct config *config, int argc, char **argv, char message[256]);
+
+/** config_parse_text() - the lines of a configuration file. @origin: its name for messages. Return: 0; -EINVAL. */
+int config_parse_text(struct config *config, const char *text, const char *origin, char message[256]);
+
+/** config_parse_size() - "64M", "2G", "4096"; k, M, G, T are powers of 1024. Return: 0; -EINVAL. */
+int config_parse_size(const char *text, uint64_t *bytes);
+
+/** config_check() - do the values fit each other? Return: 0; -EINVAL. */
+int config_check(struct config *config, char message[256]);
+
+#endif

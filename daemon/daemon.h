@@ -1,0 +1,67 @@
+/*
+ * daemon.h - the daemon as a whole: what its parts reach through
+ *
+ * One thread, the loop, owns all of it.  Parts call downwards: peer -> session, namespace -> block -> tier, slab, index,
+ * policy -> pool, shm; nobody calls up but through callbacks.
+ */
+#ifndef KVPOOL_DAEMON_H
+#define KVPOOL_DAEMON_H
+
+#include "config.h"
+#include "loop.h"
+#include "pool.h"
+#include "spill.h"
+#include "topology.h"
+
+struct io;
+struct ns;
+struct peer;
+struct session;
+struct slab;
+struct tier;
+
+struct daemon {
+	struct config config;
+	struct loop *loop;
+	struct pool pool;
+	struct topology *topology;
+
+	/* slab.c */
+	struct slab **slabs; /* by place; max_places */
+	uint64_t slab_bytes_total;
+	bool numa_warned;
+
+	/* namespace.c */
+	struct ns *namespaces; /* list */
+	unsigned n_namespaces;
+
+	/* session.c */
+	struct session *sessions; /* list */
+	unsigned n_sessions;
+	uint64_t stage_bytes; /* staging areas: beside the pool's budget, bounded by it */
+
+	/* peer.c */
+	struct peer *peers; /* list */
+	unsigned n_peers;
+	struct listener *listeners;
+	unsigned n_listeners;
+
+	/* tier.c */
+	struct tier *tier;
+	bool old_io; /* a dead daemon's I/O has not ended: its slots are set aside */
+
+	bool served; /* got as far as readiness */
+	bool stopping;
+	bool purge_at_end;
+};
+
+/** daemon_progress() - the start goes on: tell the service manager not to lose patience */
+void daemon_progress(const struct daemon *d, const char *what);
+
+static inline uint32_t daemon_tick(const struct daemon *d)
+{
+	return atomic_load_explicit(&d->pool.header->tick, memory_order_relaxed);
+}
+#define TICKS_PER_SECOND (1000 / KVP_TICK_MS)
+
+#endif

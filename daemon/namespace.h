@@ -1,0 +1,177 @@
+/*
+ * namespace.h - namespaces: blocks of one model in one layout for one trust domain
+ *
+ * Owns the namespace object (header, slab table, descriptors, index), who may enter, siblings, and the table of known
+ * keys (entries, hot or cold).  What happens to single blocks is block.c's.
+ */
+#ifndef KVPOOL_NAMESPACE_H
+#define KVPOOL_NAMESPACE_H
+
+#include <uthash.h>
+
+#include "daemon.h"
+#include "kvpool_wire.h"
+#include "slab.h"
+
+#define NO_SLOT UINT64_MAX
+
+enum entry_io {
+	ENTRY_IDLE = 0,
+	ENTRY_WRITING = 1, /* hot, its cold copy is being written */
+	ENTRY_READING = 2, /* cold, RESTORING into a slot */
+	ENTRY_QUEUED = 3, /* cold, waits for a slot or for the queue of the store */
+};
+
+/* A known key: hot (in a slot), cold (in the spill store), or both ("clean").  Trees by parent, across a base's border. */
+struct entry {
+	UT_hash_handle hh;
+	struct kvp_key key;
+	struct kvp_key parent_key;
+	struct ns *ns;
+	struct entry *parent;
+	struct entry *first_child, *next_sibling, *prev_sibling;
+	uint32_t n_hot_children;
+	uint64_t slot; /* NO_SLOT: not hot */
+	uint64_t fill; /* while READING: the slot it lands in */
+	spill_place cold; /* 0: no copy in the store */
+	uint64_t bytes;
+	uint32_t used_tokens;
+	uint32_t stamp; /* tick of the last use known here; pin tables may know a later one */
+	uint32_t heap_index; /* policy.c's; 0: not a candidate */
+	uint32_t
+		hold_until; /* tick: not evicted before; 0: no hold.  For blocks a reply has named, until they are pinned */
+	uint8_t io; /* enum entry_io */
+	bool doomed; /* forget it when its transfer has ended */
+	struct waiter *waiters; /* requests that wait for its read: tier.c's */
+	struct entry *queue_next; /* QUEUED */
+};
+
+/* One session in one namespace. */
+struct member {
+	struct session *session;
+	struct ns *ns;
+	struct member *next; /* of the session */
+	uint64_t grants; /* head: slot + 1; GRANTED and TAKEN slots of this member */
+	uint64_t n_grants;
+	bool writable;
+	bool writes_in_place; /* got rw descriptors */
+	int stage_fd; /* COPIED: its staging area; -1: none */
+	uint64_t stage_number, stage_blocks, stage_bytes;
+};
+
+struct policy_heap {
+	struct entry **at; /* from 1 */
+	uint32_t n, room;
+};
+
+struct job;
+
+struct ns {
+	struct ns *next;
+	struct daemon *d;
+	uint64_t id;
+	int fd;
+	struct kvp_ns_header *head;
+	struct kvp_slab *slab_table;
+	struct kvp_block *blocks;
+	struct kvp_index_bucket *index;
+	struct kvp_ns_row *row;
+	struct ns *base;
+	unsigned n_based; /* namespaces with this base */
+	struct entry *entries;
+	struct policy_heap heap;
+	uint64_t n_slots, n_free;
+	uint64_t n_writing; /* blocks whose cold copy is being written */
+	uint64_t sweep_held; /* counted so far in this round */
+	struct job *waits; /* requests without a slot yet, oldest first: tier.c's */
+	struct entry *restore_head, *restore_tail; /* ENTRY_QUEUED */
+	uint32_t *ghosts; /* what was evicted or damaged: tag:30 | reason:2, by key; NULL until first used */
+	uint64_t cost_ns_per_token;
+	uint64_t no_room_until_ns; /* nothing was evictable: do not look again before */
+};
+
+#define GHOSTS 65536u
+
+/* What makes a namespace: who, what, and the secret of its keys.  Kept with the spill store too. */
+struct ns_birth {
+	uint64_t id;
+	uint32_t owner_uid, owner_gid, mode, flags;
+	uint64_t base_id;
+	uint64_t cost_ns_per_token;
+	uint8_t secret[32];
+	char name[KVP_NAME_MAX];
+	struct kvp_desc desc;
+};
+/** ns_make() - make its object and list it. Return: 0; -KVP_E... */
+int ns_make(struct daemon *d, const struct ns_birth *birth, struct ns **ns, char reason[256]);
+
+/** ns_file_save(), ns_file_load_all() - ns_file.c: namespaces come back with the store after a reboot */
+int ns_file_save(const struct ns *ns);
+void ns_file_load_all(struct daemon *d);
+
+/** ns_start() - adopt the namespaces of the last daemon, then load those the spill directory knows */
+int ns_start(struct daemon *d, char message[256]);
+/** ns_adopt_blocks() - second part of the start, once the sessions are known: go through all descriptors */
+void ns_adopt_blocks(struct daemon *d);
+/** ns_link_all() - third part, once the store told what it has: parents, unreachable cold entries, candidates for eviction */
+void ns_link_all(struct daemon *d);
+void ns_stop(struct daemon *d);
+
+struct ns *ns_find(struct daemon *d, uint64_t id);
+
+/**
+ * ns_join() - create or join by KVP_MSG_JOIN's rules
+ * @reason: 256 bytes for a human on failure
+ * Return: 0 and *ns, *joined filled; -KVP_E...
+ */
+int ns_join(struct daemon *d, struct session *session, const struct kvp_wire_join *join, struct ns **ns,
+	struct kvp_wire_joined *joined, char reason[256]);
+
+bool ns_may_read(const struct ns *ns, const struct session *session);
+bool ns_may_write(const struct ns *ns, const struct session *session);
+
+struct entry *ns_entry(struct ns *ns, const struct kvp_key *key);
+/** ns_entry_above() - in the namespace, or in its base */
+struct entry *ns_entry_above(struct ns *ns, const struct kvp_key *key);
+/** ns_entry_add() - a new entry, linked to its parent if that is known. NULL: no memory. */
+struct entry *ns_entry_add(struct ns *ns, const struct kvp_key *key, const struct kvp_key *parent);
+/** ns_entry_link() - find its parent now (after recovery). Return: false: it names one that is not known. */
+bool ns_entry_link(struct entry *e);
+/** ns_entry_set_hot(), ns_entry_set_cold_only() - keep the parent's count and the candidates in step */
+void ns_entry_set_hot(struct entry *e, uint64_t slot);
+void ns_entry_set_cold_only(struct entry *e);
+/** ns_entry_drop() - neither hot nor cold any more: it goes, and what hangs below it and is only cold. Hot blocks below
+ *  become first in line for eviction. One with a transfer under way goes when that has ended. */
+void ns_entry_drop(struct entry *e);
+
+void ns_ghost_add(struct ns *ns, const struct kvp_key *key, enum kvp_miss_reason reason);
+enum kvp_miss_reason ns_miss_reason(struct ns *ns, const struct kvp_key *key);
+
+/** ns_add_slab() - take a spare slab into the namespace. Return: false: none to be had. */
+bool ns_add_slab(struct ns *ns, uint32_t node);
+void ns_attach_slab(struct ns *ns, struct slab *slab, bool adopted);
+/** ns_remove_slab() - all its slots are free or retired */
+void ns_remove_slab(struct ns *ns, struct slab *slab);
+
+static inline struct slab *ns_slab_of(const struct ns *ns, uint64_t slot)
+{
+	uint64_t place = slot / ns->head->slots_per_slab;
+	struct slab *slab;
+
+	if (place >= ns->head->max_places)
+		return NULL;
+	slab = ns->d->slabs[place];
+	return slab && slab->ns == ns ? slab : NULL;
+}
+static inline struct slab_slot *ns_slot(const struct ns *ns, uint64_t slot)
+{
+	struct slab *slab = ns_slab_of(ns, slot);
+
+	return slab ? &slab->slots[slot % ns->head->slots_per_slab] : NULL;
+}
+static inline char *ns_slot_data(const struct ns *ns, uint64_t slot)
+{
+	return ns_slab_of(ns, slot)->map + slot % ns->head->slots_per_slab * ns->head->block_stride;
+}
+
+#endif

@@ -1,0 +1,968 @@
+/* peer.c - see peer.h */
+#include "peer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#include "block.h"
+#include "kvpool_desc.h"
+#include "log.h"
+#include "namespace.h"
+#include "session.h"
+#include "shm.h"
+#include "slab.h"
+#include "tier.h"
+
+#define OUT_MAX 256 /* answers a peer may leave unread before it is put out */
+#define MESSAGES_A_TURN 16 /* of one peer, before others get their turn */
+#define OVERFLOW_UID 65534u /* what uids outside our user namespace read as: it could be anybody */
+#define STAGE_BLOCKS_MAX 256
+
+struct listener {
+	struct daemon *d;
+	struct loop_source source;
+	bool admin;
+	bool passed; /* by the service manager: its path is not ours to remove */
+	char path[KVP_SOCKET_MAX];
+	int spare_fd; /* given up to refuse a connection when no descriptor is left */
+};
+
+struct peer_out {
+	struct peer_out *next;
+	unsigned n_fds;
+	int fds[KVP_WIRE_FDS_MAX];
+	size_t bytes;
+	char packet[];
+};
+
+static char peer_packet[KVP_WIRE_MAX]; /* the message being worked on; one thread */
+
+/* ---- answers ---- */
+
+static void peer_out_free(struct peer_out *out)
+{
+	for (unsigned i = 0; i < out->n_fds; i++)
+		close(out->fds[i]);
+	free(out);
+}
+
+static ssize_t peer_sendmsg(const struct peer *peer, const struct iovec *iov, int n_iov, const int *fds, unsigned n_fds)
+{
+	union {
+		char bytes[CMSG_SPACE(KVP_WIRE_FDS_MAX * sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	struct msghdr msg = {.msg_iov = (struct iovec *)(uintptr_t)iov, .msg_iovlen = (size_t)n_iov};
+
+	if (n_fds) {
+		struct cmsghdr *cmsg;
+
+		memset(&control, 0, sizeof(control));
+		msg.msg_control = control.bytes;
+		msg.msg_controllen = CMSG_SPACE(n_fds * sizeof(int));
+		cmsg = CMSG_FIRSTHDR(&msg);
+		cmsg->cmsg_level = SOL_SOCKET;
+		cmsg->cmsg_type = SCM_RIGHTS;
+		cmsg->cmsg_len = CMSG_LEN(n_fds * sizeof(int));
+		memcpy(CMSG_DATA(cmsg), fds, n_fds * sizeof(int));
+	}
+	return sendmsg(peer->source.fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+static void peer_queue(struct peer *peer, const struct iovec *iov, int n_iov, const int *fds, unsigned n_fds)
+{
+	size_t bytes = 0;
+	struct peer_out *out;
+	char *at;
+
+	for (int i = 0; i < n_iov; i++)
+		bytes += iov[i].iov_len;
+	out = peer->n_out < OUT_MAX ? calloc(1, sizeof(*out) + bytes) : NULL;
+	if (!out) {
+		peer_close(peer, "it does not read its answers");
+		return;
+	}
+	at = out->packet;
+	for (int i = 0; i < n_iov; i++) {
+		if (iov[i].iov_len)
+			memcpy(at, iov[i].iov_base, iov[i].iov_len);
+		at += iov[i].iov_len;
+	}
+	out->bytes = bytes;
+	for (; out->n_fds < n_fds; out->n_fds++) {
+		out->fds[out->n_fds] = fcntl(fds[out->n_fds], F_DUPFD_CLOEXEC, 0);
+		if (out->fds[out->n_fds] < 0) {
+			peer_out_free(out);
+			peer_close(peer, "no descriptor left for its answer");
+			return;
+		}
+	}
+	if (peer->out_tail)
+		peer->out_tail->next = out;
+	else
+		peer->out_head = out;
+	peer->out_tail = out;
+	peer->n_out++;
+	loop_set_events(peer->d->loop, &peer->source, LOOP_OUT); /* nothing more is read before it takes this */
+}
+
+static void peer_flush(struct peer *peer)
+{
+	while (peer->out_head) {
+		struct peer_out *out = peer->out_head;
+		struct iovec iov = {out->packet, out->bytes};
+
+		if (peer_sendmsg(peer, &iov, 1, out->fds, out->n_fds) < 0) {
+			if (errno != EAGAIN && errno != ETOOMANYREFS && errno != ENOBUFS)
+				peer_close(peer, NULL);
+			return;
+		}
+		peer->out_head = out->next;
+		if (!peer->out_head)
+			peer->out_tail = NULL;
+		peer->n_out--;
+		peer_out_free(out);
+	}
+	loop_set_events(peer->d->loop, &peer->source, LOOP_IN);
+}
+
+void peer_answer(struct peer *peer, uint16_t type, uint64_t id, int32_t status, const void *body, size_t n,
+	const int *fds, unsigned n_fds)
+{
+	struct kvp_msg msg = {.magic = KVP_WIRE_MAGIC,
+		.type = type | KVP_MSG_REPLY,
+		.n_fds = (uint16_t)n_fds,
+		.bytes = (uint32_t)(sizeof(msg) + n),
+		.status = status,
+		.id = id};
+	struct iovec iov[2] = {{&msg, sizeof(msg)}, {(void *)(uintptr_t)body, n}};
+
+	if (!id || peer->closing)
+		return;
+	if (!peer->out_head && peer_sendmsg(peer, iov, 2, fds, n_fds) >= 0)
+		return;
+	if (!peer->out_head && errno == ETOOMANYREFS) {
+		/* others do not take the descriptors they were sent: the allowance of our uid is used up */
+		peer_refuse(peer, type, id, KVP_EQUOTA,
+			"too many descriptors are on their way to clients that do not take them: try again");
+		return;
+	}
+	if (!peer->out_head && errno != EAGAIN && errno != ENOBUFS) {
+		peer_close(peer, NULL);
+		return;
+	}
+	peer_queue(peer, iov, 2, fds, n_fds);
+}
+
+void peer_refuse(struct peer *peer, uint16_t type, uint64_t id, int error, const char *format, ...)
+{
+	char text[256];
+	va_list args;
+	int n;
+
+	va_start(args, format);
+	n = vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	if (n > (int)sizeof(text) - 1)
+		n = sizeof(text) - 1;
+	gauge_add(&peer->d->pool.stats->counters.messages_refused, 1);
+	peer_answer(peer, type, id, -error, text, (size_t)n, NULL, 0);
+}
+
+void peer_close(struct peer *peer, const char *why)
+{
+	if (why) {
+		static struct log_limit limit;
+
+		log_limited(&limit, LOG_LEVEL_WARN, "client of uid %u, pid %d put out: %s", (unsigned)peer->uid,
+			(int)peer->pid, why);
+	}
+	if (peer->closing)
+		return;
+	peer->closing = true; /* freed by peer_bury(), when nobody works on it any more */
+	loop_del(peer->d->loop, &peer->source);
+	close(peer->source.fd);
+	peer->source.fd = -1;
+	tier_peer_gone(peer->d, peer);
+	if (peer->session) {
+		struct session *s = peer->session;
+
+		peer->session = NULL;
+		session_disconnected(s);
+	}
+}
+
+void peer_bury(struct daemon *d)
+{
+	for (struct peer **at = &d->peers; *at;) {
+		struct peer *peer = *at;
+
+		if (!peer->closing) {
+			at = &peer->next;
+			continue;
+		}
+		*at = peer->next;
+		d->n_peers--;
+		while (peer->out_head) {
+			struct peer_out *out = peer->out_head;
+
+			peer->out_head = out->next;
+			peer_out_free(out);
+		}
+		free(peer->groups);
+		free(peer);
+	}
+}
+
+/* ---- messages ---- */
+
+/* A message with a fixed head and @n items behind it: is it as long as it must be? */
+static bool body_fits(size_t bytes, size_t head, uint64_t n, size_t item, uint32_t most)
+{
+	return bytes >= head && n <= most && bytes == head + n * item;
+}
+
+static void on_hello(struct peer *peer, const struct kvp_msg *msg, const void *body, size_t n)
+{
+	struct kvp_wire_hello hello;
+	struct kvp_wire_welcome welcome = {.major = KVP_WIRE_MAJOR,
+		.minor = KVP_WIRE_MINOR,
+		.heartbeat_ms = peer->d->config.heartbeat_ms,
+		.hold_limit_ms = peer->d->config.hold_limit_ms,
+		.grant_limit_ms = peer->d->config.grant_limit_ms};
+	struct pool *pool = &peer->d->pool;
+	struct session *s;
+	char reason[256] = "";
+	int fds[2], r;
+
+	if (n < offsetof(struct kvp_wire_hello, session_id) || n > sizeof(hello)) {
+		peer_close(peer, "its HELLO has the wrong length");
+		return;
+	}
+	memset(&hello, 0, sizeof(hello));
+	memcpy(&hello, body, n);
+	if (hello.major != KVP_WIRE_MAJOR || hello.layout_major != KVP_LAYOUT_MAJOR || n != sizeof(hello)) {
+		peer_refuse(peer, msg->type, msg->id, KVP_EVERSION,
+			"this kvpoold speaks wire %u.%u and layout %u.%u, the client %u.%u and %u.%u: use the library of the daemon's major version",
+			KVP_WIRE_MAJOR, KVP_WIRE_MINOR, KVP_LAYOUT_MAJOR, KVP_LAYOUT_MINOR, hello.major, hello.minor,
+			hello.layout_major, hello.layout_minor);
+		return;
+	}
+	if (peer->session) {
+		peer_close(peer, "it said HELLO twice");
+		return;
+	}
+	if (hello.session_id && memcmp(hello.uuid, pool->uuid, 16) != 0)
+		r = -KVP_EGONE;
+	else if (hello.session_id)
+		r = session_resume(peer->d, peer, &hello, &s);
+	else
+		r = session_open(peer->d, peer, &hello, &s, reason);
+	if (r < 0) {
+		peer_refuse(peer, msg->type, msg->id, -r, "%s",
+			r == -KVP_EGONE	   ? "the session is of another pool"
+			: r == -KVP_ESTALE ? "there is no such session any more"
+					   : reason);
+		return;
+	}
+	welcome.session_id = s->id;
+	welcome.epoch = atomic_load(&pool->header->epoch);
+	memcpy(welcome.uuid, pool->uuid, 16);
+	fds[0] = shm_reopen_ro(pool->header_fd);
+	fds[1] = s->fd;
+	if (fds[0] < 0) {
+		peer_refuse(
+			peer, msg->type, msg->id, KVP_EQUOTA, "the daemon has no descriptor left: raise LimitNOFILE");
+		session_end(s, "no descriptor left for it");
+		return;
+	}
+	peer_answer(peer, msg->type, msg->id, 0, &welcome, sizeof(welcome), fds, 2);
+	close(fds[0]);
+}
+
+static void on_ping(struct peer *peer, const struct kvp_msg *msg)
+{
+	struct kvp_wire_pong pong = {
+		.epoch = atomic_load(&peer->d->pool.header->epoch), .state = atomic_load(&peer->d->pool.header->state)};
+
+	peer_answer(peer, msg->type, msg->id, 0, &pong, sizeof(pong), NULL, 0);
+}
+
+static void on_join(struct peer *peer, const struct kvp_msg *msg, const void *body, size_t n)
+{
+	struct kvp_wire_join join;
+	struct kvp_wire_joined joined;
+	struct ns *ns;
+	char reason[256];
+	int r, fd;
+
+	if (n != sizeof(join)) {
+		peer_close(peer, "its JOIN has the wrong length");
+		return;
+	}
+	memcpy(&join, body, sizeof(join));
+	r = ns_join(peer->d, peer->session, &join, &ns, &joined, reason);
+	if (r < 0) {
+		peer_refuse(peer, msg->type, msg->id, -r, "%s", reason);
+		return;
+	}
+	fd = shm_reopen_ro(ns->fd);
+	if (fd < 0 || !session_join(peer->session, ns, !(joined.flags & KVP_NS_READONLY))) {
+		peer_refuse(peer, msg->type, msg->id, KVP_EQUOTA,
+			"the daemon has no descriptor or memory left: raise LimitNOFILE");
+		if (fd >= 0)
+			close(fd);
+		return;
+	}
+	peer_answer(peer, msg->type, msg->id, 0, &joined, sizeof(joined), &fd, 1);
+	close(fd);
+}
+
+static bool member_has_grant_in(const struct member *member, const struct slab *slab)
+{
+	for (uint64_t at = member->grants; at; at = ns_slot(member->ns, at - 1)->next)
+		if (ns_slab_of(member->ns, at - 1) == slab)
+			return true;
+	return false;
+}
+
+/* One place of a MAP. Return: a descriptor to send and close, or -1 with mapped->status set. */
+static int map_place(struct member *member, uint32_t place, bool writable, struct kvp_wire_mapped *mapped)
+{
+	struct ns *ns = member->ns;
+	struct slab *slab = place < ns->head->max_places ? ns->d->slabs[place] : NULL;
+	int fd;
+
+	*mapped = (struct kvp_wire_mapped){.place = place};
+	if (!slab || slab->ns != ns) {
+		mapped->status = -KVP_ESTALE;
+		return -1;
+	}
+	if (writable && (ns->head->flags & KVP_NS_COPIED || !member->writable || !member_has_grant_in(member, slab))) {
+		mapped->status = -KVP_EACCES;
+		return -1;
+	}
+	mapped->number = slab->number;
+	mapped->bytes = slab->bytes;
+	mapped->status = session_give_place(member->session, place);
+	if (mapped->status < 0)
+		return -1;
+	fd = writable ? fcntl(slab->fd, F_DUPFD_CLOEXEC, 0) : shm_reopen_ro(slab->fd);
+	if (fd < 0)
+		mapped->status = -KVP_EQUOTA;
+	else if (writable)
+		slab->client_writable = true;
+	return fd;
+}
+
+static void on_map(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
+{
+	struct kvp_wire_map map;
+	struct kvp_wire_mapped mapped[KVP_WIRE_FDS_MAX] = {{0}};
+	const uint32_t *places = (const uint32_t *)(const void *)((const char *)body + sizeof(map));
+	int fds[KVP_WIRE_FDS_MAX] = {-1};
+	unsigned n_fds = 0;
+
+	memcpy(&map, body, sizeof(map));
+	if (!body_fits(n, sizeof(map), map.n, sizeof(uint32_t), KVP_WIRE_FDS_MAX)) {
+		peer_close(peer, "its MAP has the wrong length");
+		return;
+	}
+	for (uint32_t i = 0; i < map.n; i++) {
+		int fd = map_place(member, places[i], map.writable != 0, &mapped[i]);
+
+		if (fd >= 0)
+			fds[n_fds++] = fd;
+	}
+	peer_answer(peer, msg->type, msg->id, 0, mapped, map.n * sizeof(mapped[0]), fds, n_fds);
+	for (unsigned i = 0; i < n_fds; i++)
+		close(fds[i]);
+}
+
+static void on_reserve(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
+{
+	struct kvp_wire_reserve reserve;
+
+	if (n != sizeof(reserve)) {
+		peer_close(peer, "its RESERVE has the wrong length");
+		return;
+	}
+	memcpy(&reserve, body, sizeof(reserve));
+	if (!member->writable || member->ns->head->flags & KVP_NS_COPIED) {
+		peer_refuse(peer, msg->type, msg->id, KVP_EACCES, "namespace %s is %s", member->ns->head->name,
+			member->writable ? "copied: publish from a staging area" : "read-only to you");
+		return;
+	}
+	if (reserve.n > KVP_WIRE_BATCH_MAX)
+		reserve.n = KVP_WIRE_BATCH_MAX;
+	if (member->n_grants + reserve.n > peer->d->config.uid_max_grants)
+		reserve.n = 0;
+	if (!reserve.n) {
+		peer_answer(peer, msg->type, msg->id, 0, NULL, 0, NULL, 0);
+		return;
+	}
+	tier_reserve(member, peer, msg->id, reserve.n, reserve.node, reserve.deadline_ns);
+}
+
+static void on_publish(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
+{
+	static struct kvp_wire_item items[KVP_WIRE_BATCH_MAX];
+	static struct kvp_wire_result results[KVP_WIRE_BATCH_MAX];
+	struct kvp_wire_batch batch;
+
+	memcpy(&batch, body, sizeof(batch));
+	if (!body_fits(n, sizeof(batch), batch.n, sizeof(items[0]), KVP_WIRE_BATCH_MAX)) {
+		peer_close(peer, "its PUBLISH has the wrong length");
+		return;
+	}
+	if (!member->writable) {
+		peer_refuse(peer, msg->type, msg->id, KVP_EACCES, "namespace %s is read-only to you",
+			member->ns->head->name);
+		return;
+	}
+	memcpy(items, (const char *)body + sizeof(batch), batch.n * sizeof(items[0]));
+	if (member->ns->head->flags & KVP_NS_COPIED) {
+		tier_publish_staged(member, peer, msg->id, items, batch.n);
+		return;
+	}
+	for (uint32_t i = 0; i < batch.n; i++)
+		block_publish_grant(member, &items[i], &results[i]);
+	peer_answer(peer, msg->type, msg->id, 0, results, batch.n * sizeof(results[0]), NULL, 0);
+	tier_serve(member->ns);
+}
+
+/* ABANDON and GRANTS: a list of grants. */
+static void on_grants(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
+{
+	static struct kvp_wire_grant grants[KVP_WIRE_BATCH_MAX];
+	struct kvp_wire_batch batch;
+
+	memcpy(&batch, body, sizeof(batch));
+	if (!body_fits(n, sizeof(batch), batch.n, sizeof(grants[0]), KVP_WIRE_BATCH_MAX)) {
+		peer_close(peer, "its list of grants has the wrong length");
+		return;
+	}
+	memcpy(grants, (const char *)body + sizeof(batch), batch.n * sizeof(grants[0]));
+	if (msg->type == KVP_MSG_GRANTS)
+		block_keep_grants(member, grants, batch.n);
+	else
+		for (uint32_t i = 0; i < batch.n; i++)
+			block_release_grant(member, grants[i].slot, grants[i].generation);
+	peer_answer(peer, msg->type, msg->id, 0, NULL, 0, NULL, 0);
+	tier_serve(member->ns);
+}
+
+static void on_lookup(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
+{
+	static struct kvp_wire_found found[KVP_WIRE_BATCH_MAX];
+	struct kvp_wire_batch batch;
+
+	memcpy(&batch, body, sizeof(batch));
+	if (!body_fits(n, sizeof(batch), batch.n, sizeof(struct kvp_key), KVP_WIRE_BATCH_MAX)) {
+		peer_close(peer, "its LOOKUP has the wrong length");
+		return;
+	}
+	for (uint32_t i = 0; i < batch.n; i++) {
+		struct kvp_key key;
+
+		memcpy(&key, (const char *)body + sizeof(batch) + i * sizeof(key), sizeof(key));
+		tier_lookup(member->ns, &key, batch.flags & KVP_WIRE_TOUCH, &found[i]);
+	}
+	peer_answer(peer, msg->type, msg->id, 0, found, batch.n * sizeof(found[0]), NULL, 0);
+}
+
+static void on_restore(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
+{
+	static struct kvp_key keys[KVP_WIRE_BATCH_MAX];
+	struct kvp_wire_restore restore;
+
+	if (n < sizeof(restore)) {
+		peer_close(peer, "its RESTORE has the wrong length");
+		return;
+	}
+	memcpy(&restore, body, sizeof(restore));
+	if (!body_fits(n, sizeof(restore), restore.n, sizeof(keys[0]), KVP_WIRE_BATCH_MAX)) {
+		peer_close(peer, "its RESTORE has the wrong length");
+		return;
+	}
+	memcpy(keys, (const char *)body + sizeof(restore), restore.n * sizeof(keys[0]));
+	tier_restore(member, peer, msg->id, keys, restore.n, restore.flags, restore.deadline_ns);
+}
+
+static void on_stage(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
+{
+	struct daemon *d = peer->d;
+	struct kvp_wire_stage stage;
+	struct kvp_wire_staged staged;
+	uint64_t stride = member->ns->head->block_stride, most = d->config.pool_bytes / 8;
+
+	if (n != sizeof(stage)) {
+		peer_close(peer, "its STAGE has the wrong length");
+		return;
+	}
+	memcpy(&stage, body, sizeof(stage));
+	if (!member->writable || !(member->ns->head->flags & KVP_NS_COPIED)) {
+		peer_refuse(peer, msg->type, msg->id, KVP_EACCES, "namespace %s is not copied, or read-only to you",
+			member->ns->head->name);
+		return;
+	}
+	if (stage.n_blocks > STAGE_BLOCKS_MAX)
+		stage.n_blocks = STAGE_BLOCKS_MAX;
+	while (stage.n_blocks > 1 && d->stage_bytes + stage.n_blocks * stride > most)
+		stage.n_blocks /= 2;
+	if (!stage.n_blocks || (d->stage_bytes && d->stage_bytes + stride > most) ||
+		session_make_stage(member, stage.n_blocks) < 0) {
+		peer_refuse(peer, msg->type, msg->id, KVP_ENOSPC,
+			"staging areas of all writers together are at their bound of %" PRIu64
+			" bytes (an eighth of --pool)",
+			most);
+		return;
+	}
+	staged.bytes = member->stage_bytes;
+	staged.n_blocks = member->stage_blocks;
+	peer_answer(peer, msg->type, msg->id, 0, &staged, sizeof(staged), &member->stage_fd, 1);
+}
+
+static void on_admin(struct peer *peer, const struct kvp_msg *msg, const void *body, size_t n)
+{
+	struct kvp_wire_admin admin;
+	struct kvp_wire_admin_done done = {0, 0};
+
+	if (!peer->admin) {
+		peer_refuse(peer, msg->type, msg->id, KVP_EACCES,
+			"only root, the daemon's user or its group may do this, on the operators' socket %s",
+			peer->d->config.admin_socket);
+		return;
+	}
+	if (n != sizeof(admin)) {
+		peer_close(peer, "its request has the wrong length");
+		return;
+	}
+	memcpy(&admin, body, sizeof(admin));
+	switch (msg->type) {
+	case KVP_MSG_DRAIN:
+		tier_drain(peer->d, peer, msg->id, admin.deadline_ns);
+		return;
+	case KVP_MSG_EVICT:
+		done.n_done = tier_evict(peer->d, admin.ns_id, admin.n);
+		done.n_left = admin.n - done.n_done;
+		break;
+	default:
+		log_info("purge asked for by uid %u: all memory of the pool is given back", (unsigned)peer->uid);
+		peer->d->purge_at_end = true;
+		loop_stop(peer->d->loop);
+	}
+	peer_answer(peer, msg->type, msg->id, 0, &done, sizeof(done), NULL, 0);
+}
+
+/* Messages about a namespace begin with its id. */
+static void on_ns_message(struct peer *peer, const struct kvp_msg *msg, const void *body, size_t n)
+{
+	struct member *member;
+	struct ns *ns;
+	uint64_t ns_id;
+
+	if (n < 16) {
+		peer_close(peer, "its message is too short");
+		return;
+	}
+	memcpy(&ns_id, body, sizeof(ns_id));
+	ns = ns_find(peer->d, ns_id);
+	member = ns ? session_member(peer->session, ns) : NULL;
+	if (!member) { /* the same answer whether there is one or not */
+		peer_refuse(peer, msg->type, msg->id, KVP_ENOENT, "namespace %016" PRIx64 " was not joined", ns_id);
+		return;
+	}
+	switch (msg->type) {
+	case KVP_MSG_MAP:
+		on_map(peer, msg, member, body, n);
+		return;
+	case KVP_MSG_RESERVE:
+		on_reserve(peer, msg, member, body, n);
+		return;
+	case KVP_MSG_PUBLISH:
+		on_publish(peer, msg, member, body, n);
+		return;
+	case KVP_MSG_ABANDON:
+	case KVP_MSG_GRANTS:
+		on_grants(peer, msg, member, body, n);
+		return;
+	case KVP_MSG_LOOKUP:
+		on_lookup(peer, msg, member, body, n);
+		return;
+	case KVP_MSG_RESTORE:
+		on_restore(peer, msg, member, body, n);
+		return;
+	default:
+		on_stage(peer, msg, member, body, n);
+	}
+}
+
+void peer_message(struct peer *peer, const void *packet, size_t bytes)
+{
+	struct kvp_msg msg;
+	const void *body = (const char *)packet + sizeof(msg);
+	size_t n = bytes - sizeof(msg);
+
+	gauge_add(&peer->d->pool.stats->counters.messages, 1);
+	if (bytes < sizeof(msg)) {
+		peer_close(peer, "its message is shorter than a header");
+		return;
+	}
+	memcpy(&msg, packet, sizeof(msg));
+	if (msg.magic != KVP_WIRE_MAGIC || msg.bytes != bytes || msg.n_fds) {
+		peer_close(peer, "its message has a wrong header");
+		return;
+	}
+	switch (msg.type) {
+	case KVP_MSG_HELLO:
+		on_hello(peer, &msg, body, n);
+		return;
+	case KVP_MSG_PING:
+		on_ping(peer, &msg);
+		return;
+	case KVP_MSG_DRAIN:
+	case KVP_MSG_PURGE:
+	case KVP_MSG_EVICT:
+		on_admin(peer, &msg, body, n);
+		return;
+	default:
+		break;
+	}
+	if (!peer->session) {
+		peer_close(peer, "it did not begin with HELLO");
+		return;
+	}
+	switch (msg.type) {
+	case KVP_MSG_BYE: {
+		struct session *s = peer->session;
+
+		/* its process lives on and may still hold views: they are void from now on, as it said itself */
+		session_end(s, NULL);
+		return;
+	}
+	case KVP_MSG_JOIN:
+		on_join(peer, &msg, body, n);
+		return;
+	case KVP_MSG_MAP:
+	case KVP_MSG_RESERVE:
+	case KVP_MSG_PUBLISH:
+	case KVP_MSG_ABANDON:
+	case KVP_MSG_GRANTS:
+	case KVP_MSG_LOOKUP:
+	case KVP_MSG_RESTORE:
+	case KVP_MSG_STAGE:
+		on_ns_message(peer, &msg, body, n);
+		return;
+	default:
+		peer_refuse(
+			peer, msg.type, msg.id, KVP_ENOTSUP, "message type %u is unknown to this kvpoold", msg.type);
+	}
+}
+
+/* Descriptors are not taken from clients: they could be anything, and cost us ours. */
+static bool close_received_fds(struct msghdr *msg)
+{
+	bool any = msg->msg_flags & MSG_CTRUNC;
+
+	for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg); cmsg; cmsg = CMSG_NXTHDR(msg, cmsg)) {
+		int fds[256];
+		size_t n;
+
+		if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS)
+			continue;
+		n = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		memcpy(fds, CMSG_DATA(cmsg), n * sizeof(int));
+		for (size_t i = 0; i < n; i++)
+			close(fds[i]);
+		any = true;
+	}
+	return any;
+}
+
+static void peer_ready(struct loop_source *source, uint32_t events)
+{
+	struct peer *peer = source->owner;
+
+	if (events & LOOP_OUT)
+		peer_flush(peer);
+	for (unsigned i = 0; i < MESSAGES_A_TURN && !peer->closing && !peer->out_head; i++) {
+		union {
+			char bytes[CMSG_SPACE(253 * sizeof(int))];
+			struct cmsghdr align;
+		} control;
+		struct iovec iov = {peer_packet, sizeof(peer_packet)};
+		struct msghdr msg = {.msg_iov = &iov,
+			.msg_iovlen = 1,
+			.msg_control = control.bytes,
+			.msg_controllen = sizeof(control.bytes)};
+		ssize_t n = recvmsg(source->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+
+		if (n < 0 && (errno == EAGAIN || errno == EINTR))
+			return;
+		if (n <= 0) {
+			peer_close(peer, NULL);
+			return;
+		}
+		if (close_received_fds(&msg)) {
+			peer_close(peer, "it sent descriptors");
+			return;
+		}
+		if (msg.msg_flags & MSG_TRUNC) {
+			peer_close(peer, "its message is too long");
+			return;
+		}
+		peer_message(peer, peer_packet, (size_t)n);
+	}
+}
+
+/* ---- listening ---- */
+
+static bool peer_is_operator(const struct daemon *d, const struct peer *peer)
+{
+	if (peer->uid == 0 || peer->uid == geteuid())
+		return true;
+	if (d->pool.group == (gid_t)-1)
+		return false;
+	if (peer->gid == d->pool.group)
+		return true;
+	for (unsigned i = 0; i < peer->n_groups; i++)
+		if (peer->groups[i] == d->pool.group)
+			return true;
+	return false;
+}
+
+static int peer_identify(struct peer *peer)
+{
+	struct ucred cred;
+	socklen_t n = sizeof(cred);
+
+	if (getsockopt(peer->source.fd, SOL_SOCKET, SO_PEERCRED, &cred, &n) < 0)
+		return -errno;
+	peer->uid = cred.uid;
+	peer->gid = cred.gid;
+	peer->pid = cred.pid;
+	n = 0;
+	if (getsockopt(peer->source.fd, SOL_SOCKET, SO_PEERGROUPS, NULL, &n) < 0 && errno == ERANGE && n) {
+		peer->groups = malloc(n);
+		if (!peer->groups)
+			return -ENOMEM;
+		if (getsockopt(peer->source.fd, SOL_SOCKET, SO_PEERGROUPS, peer->groups, &n) < 0)
+			return -errno;
+		peer->n_groups = n / sizeof(gid_t);
+	}
+	return peer->uid == OVERFLOW_UID ? -EPERM : 0;
+}
+
+static void listener_accept_one(struct listener *listener, int fd)
+{
+	static struct log_limit limit;
+	struct daemon *d = listener->d;
+	struct peer *peer = d->n_peers < 2 * d->config.max_clients ? calloc(1, sizeof(*peer)) : NULL;
+	int r;
+
+	if (!peer) {
+		close(fd);
+		gauge_add(&d->pool.stats->counters.connections_refused, 1);
+		return;
+	}
+	peer->d = d;
+	peer->source = (struct loop_source){.fd = fd, .events = LOOP_IN, .ready = peer_ready, .owner = peer};
+	r = peer_identify(peer);
+	if (r == 0)
+		r = loop_add(d->loop, &peer->source);
+	if (r < 0) {
+		log_limited(&limit, LOG_LEVEL_WARN, "a connection of uid %u is refused: %s", (unsigned)peer->uid,
+			r == -EPERM ? "it comes from another user namespace, its uid could be anybody's"
+				    : strerror(-r));
+		gauge_add(&d->pool.stats->counters.connections_refused, 1);
+		close(fd);
+		free(peer->groups);
+		free(peer);
+		return;
+	}
+	peer->admin = listener->admin && peer_is_operator(d, peer);
+	peer->next = d->peers;
+	d->peers = peer;
+	d->n_peers++;
+}
+
+static void listener_ready(struct loop_source *source, uint32_t events)
+{
+	struct listener *listener = source->owner;
+
+	(void)events;
+	for (unsigned i = 0; i < 64; i++) {
+		int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+		if (fd >= 0) {
+			listener_accept_one(listener, fd);
+			continue;
+		}
+		if (errno != EMFILE && errno != ENFILE)
+			return;
+		/* no descriptor left: give up the spare one to tell the client so, instead of spinning on it */
+		close(listener->spare_fd);
+		fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		if (fd >= 0)
+			close(fd);
+		listener->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+		gauge_add(&listener->d->pool.stats->counters.connections_refused, 1);
+	}
+}
+
+/* Is the path a socket that nobody serves any more? Then it may go. */
+static int listener_clear_path(const char *path, char message[256])
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct stat st;
+	int fd, r;
+
+	if (lstat(path, &st) < 0)
+		return 0;
+	if (!S_ISSOCK(st.st_mode)) {
+		snprintf(message, 256, "%s exists and is not a socket: remove it, or choose another --socket", path);
+		return -EEXIST;
+	}
+	strcpy(address.sun_path, path);
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	r = connect(fd, (struct sockaddr *)&address, sizeof(address));
+	r = r < 0 ? -errno : 0;
+	close(fd);
+	if (r == 0 || r == -EAGAIN) {
+		snprintf(message, 256,
+			"%s is served by another daemon (of another pool): stop it, or choose another --socket", path);
+		return -EADDRINUSE;
+	}
+	unlink(path);
+	return 0;
+}
+
+static int listener_bind(struct listener *listener, uint32_t mode, char message[256])
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	mode_t old;
+	int fd, r = listener_clear_path(listener->path, message);
+
+	if (r < 0)
+		return r;
+	strcpy(address.sun_path, listener->path);
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	old = umask(0777 & ~mode);
+	r = bind(fd, (struct sockaddr *)&address, sizeof(address));
+	r = r < 0 ? -errno : 0;
+	umask(old);
+	if (r == 0 && listen(fd, 512) < 0)
+		r = -errno;
+	if (r < 0) {
+		snprintf(message, 256, "cannot listen on %s: %s%s", listener->path, strerror(-r),
+			r == -ENOENT ? "; make its directory first" : "");
+		close(fd);
+		return r;
+	}
+	listener->source.fd = fd;
+	return 0;
+}
+
+static int listener_start(struct daemon *d, struct listener *listener, char message[256])
+{
+	int r;
+
+	listener->d = d;
+	listener->source.events = LOOP_IN;
+	listener->source.ready = listener_ready;
+	listener->source.owner = listener;
+	listener->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	r = loop_add(d->loop, &listener->source);
+	if (r < 0)
+		snprintf(message, 256, "cannot watch the socket: %s", strerror(-r));
+	return r;
+}
+
+/* Sockets handed over by the service manager, by name: "clients" and "admin". */
+static int listeners_passed(struct daemon *d, char message[256])
+{
+	char **names = NULL;
+	int n = sd_listen_fds_with_names(1, &names), r = 0;
+
+	for (int i = 0; i < n && r == 0 && d->n_listeners < 8; i++) {
+		struct listener *listener = &d->listeners[d->n_listeners];
+		int fd = SD_LISTEN_FDS_START + i;
+
+		if (sd_is_socket(fd, AF_UNIX, SOCK_SEQPACKET, 1) <= 0) {
+			snprintf(message, 256,
+				"descriptor %d (%s) is not a listening sequential-packet socket: ListenSequentialPacket= in the socket unit",
+				fd, names[i]);
+			r = -EINVAL;
+			break;
+		}
+		fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+		listener->source.fd = fd;
+		listener->passed = true;
+		listener->admin = !strcmp(names[i], "admin");
+		d->n_listeners++;
+		r = listener_start(d, listener, message);
+	}
+	for (int i = 0; i < n; i++)
+		free(names[i]);
+	free(names);
+	return r < 0 ? r : n;
+}
+
+int peer_start(struct daemon *d, char message[256])
+{
+	bool have[2] = {false, false};
+	int r;
+
+	d->listeners = calloc(8, sizeof(*d->listeners));
+	if (!d->listeners)
+		return -ENOMEM;
+	r = listeners_passed(d, message);
+	for (unsigned i = 0; i < d->n_listeners; i++)
+		have[d->listeners[i].admin] = true;
+	for (int admin = 0; admin <= 1 && r >= 0; admin++) {
+		struct listener *listener = &d->listeners[d->n_listeners];
+
+		if (have[admin])
+			continue;
+		listener->admin = admin;
+		strcpy(listener->path, admin ? d->config.admin_socket : d->config.socket);
+		r = listener_bind(listener, d->config.socket_mode, message);
+		if (r == 0) {
+			d->n_listeners++;
+			r = listener_start(d, listener, message);
+		}
+	}
+	return r < 0 ? r : 0;
+}
+
+void peer_stop(struct daemon *d)
+{
+	for (unsigned i = 0; i < d->n_listeners; i++) {
+		struct listener *listener = &d->listeners[i];
+
+		loop_del(d->loop, &listener->source);
+		close(listener->source.fd);
+		close(listener->spare_fd);
+		if (!listener->passed)
+			unlink(listener->path);
+	}
+	free(d->listeners);
+	d->listeners = NULL;
+	d->n_listeners = 0;
+	for (struct peer *peer = d->peers; peer; peer = peer->next) {
+		peer->session = NULL; /* sessions outlive us */
+		peer_close(peer, NULL);
+	}
+	peer_bury(d);
+}

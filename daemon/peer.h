@@ -1,0 +1,47 @@
+/*
+ * peer.h - sockets: who is at the other end, messages in, answers out
+ *
+ * A message is copied once, checked, then used.  A peer that breaks the protocol is put out; nobody else notices.
+ */
+#ifndef KVPOOL_PEER_H
+#define KVPOOL_PEER_H
+
+#include "daemon.h"
+#include "kvpool_wire.h"
+
+struct peer {
+	struct peer *next;
+	struct daemon *d;
+	struct loop_source source;
+	uid_t uid;
+	gid_t gid;
+	pid_t pid;
+	gid_t *groups;
+	unsigned n_groups;
+	bool admin; /* came by the operators' socket and may use it */
+	bool closing;
+	struct session *session;
+	struct peer_out *out_head, *out_tail; /* answers the socket did not take yet */
+	unsigned n_out;
+};
+
+/** peer_start() - listen: on descriptors handed over by the service manager, else on the configured paths */
+int peer_start(struct daemon *d, char message[256]);
+/** peer_stop_listening(), peer_stop() */
+void peer_stop(struct daemon *d);
+
+/** peer_answer() - @fds are sent and stay the caller's; @id 0: nothing is sent */
+void peer_answer(struct peer *peer, uint16_t type, uint64_t id, int32_t status, const void *body, size_t n,
+	const int *fds, unsigned n_fds);
+/** peer_refuse() - an answer with an error and a text */
+void peer_refuse(struct peer *peer, uint16_t type, uint64_t id, int error, const char *format, ...)
+	__attribute__((format(printf, 5, 6)));
+/** peer_close() - now or when the current message is done with; its session lives on if its process does */
+void peer_close(struct peer *peer, const char *why);
+/** peer_bury() - free the closed ones; from a timer, never inside a peer's callback */
+void peer_bury(struct daemon *d);
+
+/** peer_message() - one packet, as received; everything in it is input. Also what the fuzzer calls. */
+void peer_message(struct peer *peer, const void *packet, size_t bytes);
+
+#endif

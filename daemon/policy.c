@@ -1,0 +1,82 @@
+/* policy.c - see policy.h: a binary heap, oldest stamp first; ticks wrap, so they are compared by difference */
+#include "policy.h"
+
+#include <stdlib.h>
+
+static bool policy_before(const struct entry *a, const struct entry *b)
+{
+	return (int32_t)(a->stamp - b->stamp) < 0;
+}
+
+static void policy_put(struct policy_heap *heap, uint32_t i, struct entry *e)
+{
+	heap->at[i] = e;
+	e->heap_index = i;
+}
+
+static void policy_up(struct policy_heap *heap, uint32_t i, struct entry *e)
+{
+	for (; i > 1 && policy_before(e, heap->at[i / 2]); i /= 2)
+		policy_put(heap, i, heap->at[i / 2]);
+	policy_put(heap, i, e);
+}
+
+static void policy_down(struct policy_heap *heap, uint32_t i, struct entry *e)
+{
+	for (uint32_t child; (child = 2 * i) <= heap->n; i = child) {
+		if (child < heap->n && policy_before(heap->at[child + 1], heap->at[child]))
+			child++;
+		if (!policy_before(heap->at[child], e))
+			break;
+		policy_put(heap, i, heap->at[child]);
+	}
+	policy_put(heap, i, e);
+}
+
+bool policy_add(struct ns *ns, struct entry *e)
+{
+	struct policy_heap *heap = &ns->heap;
+
+	if (e->heap_index)
+		return true;
+	if (heap->n + 1 >= heap->room) {
+		uint32_t room = heap->room ? 2 * heap->room : 64;
+		struct entry **at = realloc(heap->at, room * sizeof(*at));
+
+		if (!at)
+			return false;
+		heap->at = at;
+		heap->room = room;
+	}
+	policy_up(heap, ++heap->n, e);
+	return true;
+}
+
+void policy_remove(struct ns *ns, struct entry *e)
+{
+	struct policy_heap *heap = &ns->heap;
+	uint32_t i = e->heap_index;
+	struct entry *last;
+
+	if (!i)
+		return;
+	e->heap_index = 0;
+	last = heap->at[heap->n--];
+	if (last == e)
+		return;
+	policy_up(heap, i, last);
+	policy_down(heap, last->heap_index, last);
+}
+
+void policy_touch(struct ns *ns, struct entry *e)
+{
+	if (!e->heap_index)
+		return;
+	policy_up(&ns->heap, e->heap_index, e);
+	policy_down(&ns->heap, e->heap_index, e);
+}
+
+struct entry *policy_first(struct ns *ns)
+{
+	return ns->heap.n ? ns->heap.at[1] : NULL;
+}

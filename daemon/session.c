@@ -1,0 +1,613 @@
+/* session.c - see session.h */
+#include "session.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "block.h"
+#include "guard.h"
+#include "log.h"
+#include "namespace.h"
+#include "peer.h"
+#include "policy.h"
+#include "shm.h"
+#include "slab.h"
+#include "tier.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+static void session_name(const struct daemon *d, uint64_t id, char name[KVP_OBJECT_NAME_MAX])
+{
+	shm_object_name(name, d->pool.uuid, "sess-%016" PRIx64, id);
+}
+
+static uint64_t session_bytes(const struct daemon *d)
+{
+	return KVP_PAGE + d->pool.header->max_places * d->pool.header->pin_stride;
+}
+
+/* The kernel's word on whether the process lives: does somebody hold the record lock? */
+static bool session_lock_held(const struct session *s)
+{
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
+
+	if (fcntl(s->fd, F_GETLK, &lock) < 0)
+		return true; /* cannot tell: alive */
+	return lock.l_type != F_UNLCK;
+}
+
+static struct session *session_new(struct daemon *d, uint64_t id, int fd)
+{
+	struct session *s = calloc(1, sizeof(*s));
+
+	if (!s)
+		return NULL;
+	s->d = d;
+	s->id = id;
+	s->fd = fd;
+	s->guard = GUARD_NONE;
+	s->object_bytes = session_bytes(d);
+	s->opened_ns = loop_now();
+	s->has_place = calloc(d->pool.header->max_places, 1);
+	s->head = shm_map(fd, s->object_bytes);
+	if (s->head)
+		s->guard = guard_add(s->head, s->object_bytes);
+	if (!s->has_place || !s->head || s->guard < 0) {
+		if (s->head)
+			munmap(s->head, s->object_bytes);
+		free(s->has_place);
+		free(s);
+		return NULL;
+	}
+	return s;
+}
+
+static void session_list_add(struct session *s)
+{
+	s->next = s->d->sessions;
+	s->d->sessions = s;
+	s->d->n_sessions++;
+	s->d->pool.meta_bytes += KVP_PAGE;
+	gauge_set(&s->d->pool.stats->counters.sessions, s->d->n_sessions);
+}
+
+static void session_free(struct session *s)
+{
+	struct session **at = &s->d->sessions;
+
+	while (*at && *at != s)
+		at = &(*at)->next;
+	if (*at) {
+		*at = s->next;
+		s->d->n_sessions--;
+	}
+	gauge_set(&s->d->pool.stats->counters.sessions, s->d->n_sessions);
+	while (s->members) {
+		struct member *member = s->members;
+
+		s->members = member->next;
+		free(member);
+	}
+	guard_remove(s->guard);
+	munmap(s->head, s->object_bytes);
+	close(s->fd);
+	free(s->has_place);
+	free(s->groups);
+	free(s);
+}
+
+static unsigned session_count_of(const struct daemon *d, uid_t uid)
+{
+	unsigned n = 0;
+
+	for (const struct session *s = d->sessions; s; s = s->next)
+		n += s->uid == uid;
+	return n;
+}
+
+static struct kvp_session_row *session_free_row(struct daemon *d)
+{
+	for (unsigned i = 0; i < KVP_STATS_SESSIONS_MAX; i++)
+		if (!atomic_load_explicit(&d->pool.session_rows[i].session_id, memory_order_relaxed))
+			return &d->pool.session_rows[i];
+	return NULL;
+}
+
+static void session_row_fill(struct session *s, const struct peer *peer, const struct kvp_wire_hello *hello)
+{
+	struct kvp_session_row *row = s->row;
+
+	memset(row, 0, sizeof(*row));
+	row->uid = s->uid;
+	row->gid = s->gid;
+	row->pid = peer->pid;
+	row->connected = 1;
+	row->opened_ns = s->opened_ns;
+	snprintf(row->comm, sizeof(row->comm), "%.31s", hello->comm);
+	for (char *c = row->comm; *c; c++)
+		if (*c < ' ' || *c > '~')
+			*c = '?'; /* it is shown in terminals */
+	atomic_store_explicit(&row->session_id, s->id, memory_order_release);
+}
+
+static void session_set_peer(struct session *s, struct peer *peer)
+{
+	s->peer = peer;
+	peer->session = s;
+	s->uid = peer->uid;
+	s->gid = peer->gid;
+	free(s->groups);
+	s->n_groups = peer->n_groups;
+	s->groups = peer->groups;
+	peer->groups = NULL; /* moved */
+	peer->n_groups = 0;
+}
+
+static void session_header_fill(struct session *s)
+{
+	struct kvp_session_header *head = s->head;
+
+	head->layout_major = KVP_LAYOUT_MAJOR;
+	head->layout_minor = KVP_LAYOUT_MINOR;
+	head->endian = KVP_ENDIAN;
+	head->session_id = s->id;
+	head->pins_off = KVP_PAGE;
+	head->pin_stride = s->d->pool.header->pin_stride;
+	head->object_bytes = s->object_bytes;
+	head->magic = KVP_MAGIC_SESSION;
+	atomic_store(&head->word, 1);
+}
+
+int session_open(
+	struct daemon *d, struct peer *peer, const struct kvp_wire_hello *hello, struct session **out, char reason[256])
+{
+	char name[KVP_OBJECT_NAME_MAX];
+	struct kvp_session_row *row = session_free_row(d);
+	struct session *s;
+	uint64_t id;
+	int fd;
+
+	if (!row || d->n_sessions >= d->config.max_clients ||
+		session_count_of(d, peer->uid) >= d->config.uid_max_clients) {
+		snprintf(reason, 256,
+			"%u sessions of uid %u, %u of all: raise uid-max-clients (%u) or max-clients (%u)",
+			session_count_of(d, peer->uid), (unsigned)peer->uid, d->n_sessions, d->config.uid_max_clients,
+			d->config.max_clients);
+		return -KVP_EQUOTA;
+	}
+	randombytes_buf(&id, sizeof(id));
+	id |= 1;
+	session_name(d, id, name);
+	fd = shm_make(name, session_bytes(d), (gid_t)-1);
+	if (fd < 0 || shm_reserve(fd, 0, KVP_PAGE) < 0) {
+		snprintf(reason, 256, "no room in " SHM_DIR " for a session object, or no descriptor left: %s",
+			strerror(fd < 0 ? -fd : ENOSPC));
+		if (fd >= 0) {
+			close(fd);
+			shm_remove(name);
+		}
+		return -KVP_ENOSPC;
+	}
+	s = session_new(d, id, fd);
+	if (!s) {
+		close(fd);
+		shm_remove(name);
+		snprintf(reason, 256, "the daemon is out of memory or mappings");
+		return -KVP_ENOMEM;
+	}
+	session_set_peer(s, peer);
+	session_header_fill(s);
+	s->row = row;
+	pool_stats_begin(&d->pool);
+	session_row_fill(s, peer, hello);
+	session_list_add(s);
+	gauge_add(&d->pool.stats->counters.sessions_opened, 1);
+	pool_stats_end(&d->pool);
+	*out = s;
+	return 0;
+}
+
+int session_resume(struct daemon *d, struct peer *peer, const struct kvp_wire_hello *hello, struct session **out)
+{
+	for (struct session *s = d->sessions; s; s = s->next) {
+		if (s->id != hello->session_id)
+			continue;
+		if (s->uid != peer->uid || s->ending || !session_lock_held(s))
+			break;
+		if (s->peer) { /* its old socket: the client has given it up */
+			s->peer->session = NULL;
+			peer_close(s->peer, NULL);
+		}
+		session_set_peer(s, peer);
+		s->row->connected = 1;
+		s->row->pid = peer->pid;
+		gauge_add(&d->pool.stats->counters.sessions_resumed, 1);
+		*out = s;
+		return 0;
+	}
+	return -KVP_ESTALE;
+}
+
+struct member *session_member(const struct session *s, const struct ns *ns)
+{
+	for (struct member *member = s->members; member; member = member->next)
+		if (member->ns == ns)
+			return member;
+	return NULL;
+}
+
+struct member *session_join(struct session *s, struct ns *ns, bool writable)
+{
+	struct member *member = session_member(s, ns);
+
+	if (!member) {
+		member = calloc(1, sizeof(*member));
+		if (!member)
+			return NULL;
+		member->session = s;
+		member->ns = ns;
+		member->stage_fd = -1;
+		member->next = s->members;
+		s->members = member;
+	}
+	member->writable = member->writable || writable;
+	return member;
+}
+
+bool session_in_group(const struct session *s, gid_t gid)
+{
+	if (s->gid == gid)
+		return true;
+	for (unsigned i = 0; i < s->n_groups; i++)
+		if (s->groups[i] == gid)
+			return true;
+	return false;
+}
+
+int session_give_place(struct session *s, uint32_t place)
+{
+	uint64_t off = KVP_PAGE + place * s->d->pool.header->pin_stride;
+	uint64_t bytes = s->d->slabs[place]->n_slots * sizeof(struct kvp_pin);
+
+	if (s->has_place[place])
+		return 0;
+	bytes = (bytes + KVP_PAGE - 1) & ~(uint64_t)(KVP_PAGE - 1);
+	if (shm_reserve(s->fd, off, bytes) < 0)
+		return -KVP_ENOSPC;
+	/* pages that are only allocated read as a hole to SEEK_DATA, and a new daemon would miss the pins in them */
+	if (madvise((char *)s->head + off, bytes, MADV_POPULATE_WRITE) < 0 && errno != EINVAL)
+		return -KVP_ENOSPC;
+	s->has_place[place] = 1;
+	s->d->pool.meta_bytes += bytes;
+	gauge_add(&s->row->slabs, 1);
+	return 0;
+}
+
+bool session_pins(struct daemon *d, uint32_t place, uint32_t index, uint32_t *stamp)
+{
+	bool pinned = false;
+
+	for (const struct session *s = d->sessions; s; s = s->next) {
+		struct kvp_pin *pin;
+		uint32_t used;
+
+		if (!s->has_place[place] || s->ending)
+			continue;
+		pin = session_pin(s, place, index);
+		pinned = atomic_load(&pin->count) != 0 || pinned; /* seq_cst, after the DRAINING store */
+		used = atomic_load_explicit(&pin->stamp, memory_order_relaxed);
+		/* a stamp of the future is a lie: it must not keep a block for ever */
+		if (stamp && (int32_t)(used - *stamp) > 0 && (int32_t)(used - daemon_tick(d)) <= 0)
+			*stamp = used;
+	}
+	return pinned;
+}
+
+/* What the session knew about the use of blocks, before its pin tables go. */
+static void session_harvest(struct session *s)
+{
+	struct daemon *d = s->d;
+
+	for (uint32_t place = 0; place < d->pool.header->max_places; place++) {
+		struct slab *slab = d->slabs[place];
+
+		if (!s->has_place[place] || !slab || !slab->ns)
+			continue;
+		for (uint32_t i = 0; i < slab->n_slots; i++) {
+			struct entry *e = slab->slots[i].who;
+			uint64_t slot = (uint64_t)place * slab->ns->head->slots_per_slab + i;
+			uint32_t used;
+
+			if (!e || kvp_word_state(atomic_load(&slab->ns->blocks[slot].word)) != KVP_BLOCK_PUBLISHED)
+				continue;
+			used = atomic_load_explicit(&session_pin(s, place, i)->stamp, memory_order_relaxed);
+			if (used && (int32_t)(used - e->stamp) > 0 && (int32_t)(used - daemon_tick(d)) <= 0) {
+				e->stamp = used;
+				policy_touch(slab->ns, e);
+			}
+		}
+	}
+}
+
+static void session_add_counts(struct session *s)
+{
+	struct kvp_client_counts *now = &s->head->counts;
+	struct kvp_session_row *row = s->row;
+
+	/* the client's own figures: shown as its own, never below what was seen */
+#define ADD(field) \
+	do { \
+		uint64_t value = atomic_load_explicit(&now->field, memory_order_relaxed); \
+		if (value > atomic_load_explicit(&row->field, memory_order_relaxed)) \
+			atomic_store_explicit(&row->field, value, memory_order_relaxed); \
+	} while (0)
+	ADD(lookups);
+	ADD(hits_ram);
+	ADD(hits_spill);
+	ADD(misses);
+	ADD(tokens_ram);
+	ADD(tokens_spill);
+	ADD(copied_bytes);
+	ADD(private_blocks);
+	ADD(lost_holds);
+#undef ADD
+	/* of a session in several namespaces the daemon cannot tell whose a hit was; the first one gets it */
+	if (s->members) {
+		struct member *member = s->members;
+		struct kvp_ns_counters *c;
+
+		while (member->next)
+			member = member->next;
+		c = &member->ns->row->counters;
+#define MOVE(field) \
+	do { \
+		uint64_t value = atomic_load_explicit(&row->field, memory_order_relaxed); \
+		uint64_t seen = atomic_load_explicit(&s->seen.field, memory_order_relaxed); \
+		if (value > seen) { \
+			gauge_add(&c->field, (int64_t)(value - seen)); \
+			atomic_store_explicit(&s->seen.field, value, memory_order_relaxed); \
+		} \
+	} while (0)
+		MOVE(lookups);
+		MOVE(hits_ram);
+		MOVE(hits_spill);
+		MOVE(tokens_ram);
+		MOVE(tokens_spill);
+#undef MOVE
+	}
+}
+
+int session_make_stage(struct member *member, uint64_t n_blocks)
+{
+	struct daemon *d = member->session->d;
+	char name[KVP_OBJECT_NAME_MAX];
+	uint64_t bytes = n_blocks * member->ns->head->block_stride;
+	int fd, r;
+
+	if (member->stage_fd >= 0)
+		return 0;
+	member->stage_number = atomic_fetch_add(&d->pool.stats->next_number, 1);
+	shm_object_name(name, d->pool.uuid, "stage-%" PRIu64, member->stage_number);
+	fd = shm_make(name, bytes, (gid_t)-1);
+	r = fd < 0 ? fd : shm_reserve(fd, 0, bytes);
+	if (r < 0) {
+		if (fd >= 0)
+			close(fd);
+		shm_remove(name);
+		return -KVP_ENOSPC;
+	}
+	member->stage_fd = fd;
+	member->stage_blocks = n_blocks;
+	member->stage_bytes = bytes;
+	d->stage_bytes += bytes;
+	gauge_set(&d->pool.stats->counters.slab_bytes_staging, d->stage_bytes);
+	return 0;
+}
+
+static void session_drop_stage(struct member *member)
+{
+	struct daemon *d = member->session->d;
+	char name[KVP_OBJECT_NAME_MAX];
+
+	if (member->stage_fd < 0)
+		return;
+	shm_object_name(name, d->pool.uuid, "stage-%" PRIu64, member->stage_number);
+	shm_remove(name);
+	close(member->stage_fd);
+	member->stage_fd = -1;
+	d->stage_bytes -= member->stage_bytes;
+	gauge_set(&d->pool.stats->counters.slab_bytes_staging, d->stage_bytes);
+}
+
+/* The last step: its process is gone, nobody stores any more. */
+static void session_finish(struct session *s)
+{
+	struct daemon *d = s->d;
+	char name[KVP_OBJECT_NAME_MAX];
+
+	for (struct member *member = s->members; member; member = member->next) {
+		block_release_all_grants(member);
+		tier_member_gone(member);
+		session_drop_stage(member);
+	}
+	pool_stats_begin(&d->pool);
+	atomic_store_explicit(&s->row->session_id, 0, memory_order_release);
+	session_name(d, s->id, name);
+	shm_remove(name);
+	session_free(s);
+	pool_stats_end(&d->pool);
+	for (struct ns *ns = d->namespaces; ns; ns = ns->next)
+		tier_serve(ns);
+}
+
+void session_end(struct session *s, const char *how)
+{
+	if (how)
+		log_info("session %016" PRIx64 " (%s, uid %u, pid %d) ends: %s", s->id, s->row->comm, (unsigned)s->uid,
+			(int)s->row->pid, how);
+	if (!s->ending) {
+		atomic_store(&s->head->word, 0); /* first: its readers learn that their pins no longer count */
+		session_add_counts(s);
+		session_harvest(s);
+		s->ending = true;
+	}
+	if (s->peer) {
+		s->peer->session = NULL;
+		peer_close(s->peer, NULL);
+		s->peer = NULL;
+	}
+	s->row->connected = 0;
+	if (!session_lock_held(s))
+		session_finish(s);
+}
+
+void session_disconnected(struct session *s)
+{
+	s->peer = NULL;
+	s->row->connected = 0;
+	if (!session_lock_held(s)) {
+		if (!s->ending)
+			gauge_add(&s->d->pool.stats->counters.sessions_died, 1);
+		session_end(s, NULL);
+	}
+}
+
+static void session_look_at(struct session *s)
+{
+	struct daemon *d = s->d;
+	uint64_t now = loop_now();
+
+	if (guard_condemned(s->guard) && !s->ending) {
+		gauge_add(&d->pool.stats->counters.sessions_condemned, 1);
+		session_end(s, "its session object was cut or punched");
+		return;
+	}
+	if (!s->ending)
+		session_add_counts(s);
+	if (session_lock_held(s)) {
+		s->lock_free_since_ns = 0;
+		return;
+	}
+	if (!s->lock_free_since_ns)
+		s->lock_free_since_ns = now;
+	if (s->peer && now - s->lock_free_since_ns < 2ull * d->config.heartbeat_ms * 1000000)
+		return;
+	if (!s->ending)
+		gauge_add(&d->pool.stats->counters.sessions_died, 1);
+	session_end(s, s->peer ? "its lock is free: the process is gone, or closed the session object" : NULL);
+}
+
+void session_look(struct daemon *d)
+{
+	struct session *next;
+
+	for (struct session *s = d->sessions; s; s = next) {
+		next = s->next;
+		session_look_at(s);
+	}
+}
+
+/* Which places have pin pages: those whose pages hold data. Reading a hole through a mapping would fill it. */
+static void session_find_places(struct session *s)
+{
+	uint64_t stride = s->d->pool.header->pin_stride;
+	uint64_t off = KVP_PAGE;
+
+	while (off < s->object_bytes) {
+		off_t data = lseek(s->fd, (off_t)off, SEEK_DATA);
+		uint64_t place;
+
+		if (data < 0)
+			break;
+		place = ((uint64_t)data - KVP_PAGE) / stride;
+		if (place >= s->d->pool.header->max_places)
+			break;
+		s->has_place[place] = 1;
+		off = KVP_PAGE + (place + 1) * stride;
+	}
+}
+
+static bool session_adopt(struct daemon *d, struct kvp_session_row *row)
+{
+	uint64_t id = atomic_load(&row->session_id), bytes = 0;
+	char name[KVP_OBJECT_NAME_MAX];
+	struct session *s;
+	int fd;
+
+	session_name(d, id, name);
+	fd = shm_find(name, &bytes, (gid_t)-1);
+	if (fd < 0)
+		return false;
+	s = bytes < session_bytes(d) ? NULL : session_new(d, id, fd);
+	if (!s) {
+		close(fd);
+		return false;
+	}
+	s->row = row;
+	s->uid = row->uid;
+	s->gid = row->gid;
+	session_list_add(s);
+	if (!session_lock_held(s) || atomic_load(&s->head->word) == 0) {
+		row->connected = 0;
+		s->ending = atomic_load(&s->head->word) == 0 && session_lock_held(s);
+		if (!s->ending) {
+			session_free(s);
+			return false;
+		}
+		return true;
+	}
+	row->connected = 0;
+	session_find_places(s);
+	/* counts up to here are in the namespace's counters already */
+	session_add_counts(s);
+#define SEEN(field) atomic_store(&s->seen.field, atomic_load(&row->field))
+	SEEN(lookups);
+	SEEN(hits_ram);
+	SEEN(hits_spill);
+	SEEN(tokens_ram);
+	SEEN(tokens_spill);
+#undef SEEN
+	return true;
+}
+
+static bool session_keep_object(void *owner, const char *rest)
+{
+	struct daemon *d = owner;
+	uint64_t id;
+
+	if (!strncmp(rest, "stage-", 6))
+		return false; /* not kept: their writers ask anew */
+	if (sscanf(rest, "sess-%" SCNx64, &id) != 1)
+		return true;
+	for (struct session *s = d->sessions; s; s = s->next)
+		if (s->id == id)
+			return true;
+	return false;
+}
+
+int session_start(struct daemon *d, char message[256])
+{
+	(void)message;
+	if (!d->pool.found)
+		return 0;
+	for (unsigned i = 0; i < KVP_STATS_SESSIONS_MAX; i++)
+		if (atomic_load(&d->pool.session_rows[i].session_id) && !session_adopt(d, &d->pool.session_rows[i]))
+			atomic_store(&d->pool.session_rows[i].session_id, 0);
+	shm_remove_all(d->pool.uuid, session_keep_object, d);
+	return 0;
+}
+
+void session_stop(struct daemon *d)
+{
+	while (d->sessions)
+		session_free(d->sessions);
+}

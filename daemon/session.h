@@ -1,0 +1,72 @@
+/*
+ * session.h - clients as the pool knows them: their session objects, pins, grants, and whether they live
+ *
+ * A session lives as long as its process holds the record lock on its object; the socket only brings news.  Closed
+ * socket and free lock: dead at once.  Lock seen free for longer than two heartbeats: dead.  A session that ends stops
+ * counting in this order: its word is cleared, its pins are read once more, its grants return, its object goes.
+ */
+#ifndef KVPOOL_SESSION_H
+#define KVPOOL_SESSION_H
+
+#include "daemon.h"
+#include "kvpool_wire.h"
+
+struct session {
+	struct session *next;
+	struct daemon *d;
+	uint64_t id;
+	uid_t uid;
+	gid_t gid;
+	gid_t *groups;
+	unsigned n_groups;
+	struct peer *peer; /* NULL: its socket is closed */
+	int fd;
+	struct kvp_session_header *head; /* the whole object is mapped here; client-writable: read under the guard */
+	uint64_t object_bytes;
+	int guard;
+	uint8_t *has_place; /* by place: this session has pin pages there */
+	struct member *members;
+	struct kvp_session_row *row;
+	struct kvp_client_counts seen; /* counts already added to ours */
+	uint64_t lock_free_since_ns; /* 0: held when last seen */
+	uint64_t opened_ns;
+	uint64_t sweep_pins;
+	bool ending; /* no longer counted; stays until its process, which may still store, is gone */
+};
+
+/** session_start() - adopt the sessions of the last daemon whose process lives; end the others */
+int session_start(struct daemon *d, char message[256]);
+void session_stop(struct daemon *d);
+
+/** session_open() - a new one for @peer. Return: 0; -KVP_EQUOTA; -KVP_ENOMEM; -KVP_ENOSPC. @reason: 256 bytes. */
+int session_open(struct daemon *d, struct peer *peer, const struct kvp_wire_hello *hello, struct session **session,
+	char reason[256]);
+/** session_resume() - Return: 0; -KVP_ESTALE: unknown, dead, or of another uid. */
+int session_resume(struct daemon *d, struct peer *peer, const struct kvp_wire_hello *hello, struct session **session);
+/** session_disconnected() - its socket is closed; it ends if its process is gone */
+void session_disconnected(struct session *s);
+/** session_end() - see above. @how: for the log, or NULL. */
+void session_end(struct session *s, const char *how);
+/** session_look() - several times a second: who died? adds up client counts */
+void session_look(struct daemon *d);
+
+struct member *session_member(const struct session *s, const struct ns *ns);
+struct member *session_join(struct session *s, struct ns *ns, bool writable);
+/** session_make_stage() - a staging area for its copied publishes; removed with the session. Return: 0; -KVP_ENOSPC. */
+int session_make_stage(struct member *member, uint64_t n_blocks);
+bool session_in_group(const struct session *s, gid_t gid);
+
+/** session_give_place() - the session will map this place: make its pin pages. Return: 0; -KVP_ENOSPC. */
+int session_give_place(struct session *s, uint32_t place);
+
+/** session_pins() - does any counted session pin this slot? The evictor's second step: seq_cst loads. Also the latest stamp. */
+bool session_pins(struct daemon *d, uint32_t place, uint32_t index, uint32_t *stamp);
+
+static inline struct kvp_pin *session_pin(const struct session *s, uint32_t place, uint32_t index)
+{
+	return (struct kvp_pin *)(void *)((char *)s->head + KVP_PAGE +
+					  (uint64_t)place * s->d->pool.header->pin_stride) +
+	       index;
+}
+
+#endif

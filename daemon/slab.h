@@ -1,0 +1,48 @@
+/*
+ * slab.h - slabs: the memory of the pool, allocated, placed and touched before anybody gets it
+ *
+ * A slab is one shared-memory object at a place (row of the slab table); its number is its identity and never given
+ * again.  Spare slabs belong to no namespace and are all zero.  A slab that leaves a namespace is unlinked and punched
+ * empty; its successor is a new object with zeroed pages.
+ */
+#ifndef KVPOOL_SLAB_H
+#define KVPOOL_SLAB_H
+
+#include "daemon.h"
+
+struct slab_slot { /* the daemon's own side of a slot */
+	void *who; /* entry while PUBLISHED, DRAINING, RESTORING; member while GRANTED, TAKEN */
+	uint32_t next,
+		prev; /* index + 1 within the slab; free list, or the grant list of its member across slabs (slot numbers) */
+	uint32_t since; /* tick of the grant */
+	uint32_t io; /* transfers that touch the slot's bytes */
+};
+
+struct slab {
+	uint32_t place;
+	uint32_t node; /* index into topology */
+	uint64_t number;
+	uint64_t bytes;
+	enum kvp_slab_use use;
+	int fd;
+	char *map;
+	struct ns *ns;
+	struct slab_slot *slots; /* while in a namespace */
+	uint32_t n_slots, n_free, free_head;
+	bool client_writable; /* a session got a rw descriptor of it */
+	bool bound;
+};
+
+/** slab_start() - adopt the slabs of the last daemon, then fill the budget with spare ones. @message as ever. Return: 0; -errno. */
+int slab_start(struct daemon *d, char message[256]);
+void slab_stop(struct daemon *d);
+
+/** slab_take_spare() - a zeroed slab of exactly @bytes, from the spare ones (remade in another size if need be); NULL: none */
+struct slab *slab_take_spare(struct daemon *d, uint64_t bytes, uint32_t node);
+/** slab_drop() - the slab leaves whoever had it; a zeroed spare of the usual size takes its room in the budget */
+void slab_drop(struct daemon *d, struct slab *slab);
+/** slab_set_use() - move its row to another user */
+void slab_set_use(struct daemon *d, struct slab *slab, enum kvp_slab_use use, struct ns *ns);
+uint64_t slab_spare_bytes(const struct daemon *d);
+
+#endif

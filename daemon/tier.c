@@ -1,0 +1,1069 @@
+/*
+ * tier.c - see tier.h
+ *
+ * Requests that wait are jobs: in the list of their namespace while they need a slot (RESERVE, copied PUBLISH), linked
+ * from entries by waiters while they wait for reads (RESTORE).  Every job has a timer for its deadline; whoever ends a
+ * job answers it once and frees it.
+ */
+#include "tier.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "block.h"
+#include "io.h"
+#include "kvpool_desc.h"
+#include "log.h"
+#include "peer.h"
+#include "policy.h"
+#include "session.h"
+#include "slab.h"
+
+#define RETRY_NS 20000000ull /* nothing could be evicted: look again after so long */
+#define PUBLISH_WAIT_NS 2000000000ull /* a copied publish waits so long for a slot */
+#define LOOKS_MAX 512 /* candidates looked at in one call */
+
+enum job_kind {
+	JOB_RESERVE,
+	JOB_RESTORE,
+	JOB_PUBLISH,
+	JOB_DRAIN,
+};
+
+struct waiter {
+	struct waiter *next; /* of the entry */
+	struct entry *entry; /* NULL: done */
+	struct job *job;
+	uint32_t index;
+};
+
+struct job {
+	struct job *next; /* in the list of its namespace, or of the tier */
+	struct job *all_next, *all_prev;
+	enum job_kind kind;
+	struct daemon *d;
+	struct peer *peer; /* NULL: gone, nobody hears the answer */
+	struct member *member;
+	struct ns *ns;
+	uint64_t id;
+	struct loop_timer timer;
+	uint32_t n, n_left, node;
+	struct waiter *waiters; /* RESTORE */
+	struct kvp_wire_found *found; /* RESTORE */
+	struct kvp_wire_item *items; /* PUBLISH */
+	struct kvp_wire_result *results;
+	uint32_t at; /* PUBLISH: item being worked on */
+	uint64_t fill; /* PUBLISH: slot being copied into, or NO_SLOT */
+	struct io_op op;
+	uint64_t n_done; /* DRAIN */
+	bool flushing;
+};
+
+struct tier {
+	struct daemon *d;
+	struct spill *spill; /* NULL: off */
+	struct loop_source spill_source;
+	struct io *copies; /* out of staging areas */
+	struct loop_source copies_source;
+	struct job jobs; /* head of the list of all */
+	struct job *drain;
+	bool was_down;
+};
+
+static void job_publish_step(struct job *job);
+static void tier_start_reads(struct ns *ns);
+static void drain_step(struct tier *tier);
+
+/* ---- jobs ---- */
+
+static void job_deadline(struct loop_timer *timer);
+
+static struct job *job_new(
+	enum job_kind kind, struct member *member, struct peer *peer, uint64_t id, uint64_t deadline_ns)
+{
+	struct daemon *d = peer->d;
+	struct job *job = calloc(1, sizeof(*job));
+
+	if (!job)
+		return NULL;
+	job->kind = kind;
+	job->d = d;
+	job->peer = peer;
+	job->member = member;
+	job->ns = member ? member->ns : NULL;
+	job->id = id;
+	job->fill = NO_SLOT;
+	job->timer.ring = job_deadline;
+	job->timer.owner = job;
+	job->all_next = d->tier->jobs.all_next;
+	job->all_prev = &d->tier->jobs;
+	job->all_next->all_prev = job;
+	d->tier->jobs.all_next = job;
+	loop_timer_set(d->loop, &job->timer, deadline_ns);
+	return job;
+}
+
+static void job_leave_list(struct job *job)
+{
+	if (!job->ns)
+		return;
+	for (struct job **at = &job->ns->waits; *at; at = &(*at)->next)
+		if (*at == job) {
+			*at = job->next;
+			return;
+		}
+}
+
+static void job_free(struct job *job)
+{
+	loop_timer_cancel(job->d->loop, &job->timer);
+	job_leave_list(job);
+	job->all_prev->all_next = job->all_next;
+	job->all_next->all_prev = job->all_prev;
+	for (uint32_t i = 0; job->waiters && i < job->n; i++) {
+		struct entry *e = job->waiters[i].entry;
+
+		for (struct waiter **at = e ? &e->waiters : NULL; at && *at; at = &(*at)->next)
+			if (*at == &job->waiters[i]) {
+				*at = job->waiters[i].next;
+				break;
+			}
+	}
+	free(job->waiters);
+	free(job->found);
+	free(job->items);
+	free(job->results);
+	free(job);
+}
+
+static void job_wait_for_slot(struct job *job)
+{
+	struct job **at = &job->ns->waits;
+
+	while (*at)
+		at = &(*at)->next;
+	job->next = NULL;
+	*at = job;
+}
+
+static void job_answer_restore(struct job *job)
+{
+	if (job->peer)
+		peer_answer(job->peer, KVP_MSG_RESTORE, job->id, 0, job->found, job->n * sizeof(*job->found), NULL, 0);
+	job_free(job);
+}
+
+static void job_answer_publish(struct job *job)
+{
+	if (job->peer)
+		peer_answer(
+			job->peer, KVP_MSG_PUBLISH, job->id, 0, job->results, job->n * sizeof(*job->results), NULL, 0);
+	job_free(job);
+}
+
+static void job_answer_drain(struct job *job)
+{
+	struct kvp_wire_admin_done done = {.n_done = job->n_done, .n_left = job->n_left};
+
+	job->d->tier->drain = NULL;
+	if (job->peer)
+		peer_answer(job->peer, KVP_MSG_DRAIN, job->id, 0, &done, sizeof(done), NULL, 0);
+	job_free(job);
+}
+
+static void job_deadline(struct loop_timer *timer)
+{
+	struct job *job = timer->owner;
+
+	switch (job->kind) {
+	case JOB_RESERVE:
+		gauge_add(&job->ns->row->counters.no_room, job->n);
+		if (job->peer)
+			peer_answer(job->peer, KVP_MSG_RESERVE, job->id, 0, NULL, 0, NULL, 0);
+		job_free(job);
+		return;
+	case JOB_RESTORE:
+		job_answer_restore(job);
+		return;
+	case JOB_PUBLISH:
+		if (job->fill != NO_SLOT)
+			return; /* a copy is under way and will go on with the rest by itself */
+		for (; job->at < job->n; job->at++) {
+			job->results[job->at].result = KVP_PUB_REJECTED;
+			gauge_add(&job->ns->row->counters.rejected, 1);
+		}
+		job_answer_publish(job);
+		return;
+	case JOB_DRAIN:
+		job_answer_drain(job);
+		return;
+	}
+}
+
+/* ---- making room ---- */
+
+bool tier_on(const struct daemon *d)
+{
+	struct spill_stats stats;
+
+	if (!d->tier->spill)
+		return false;
+	spill_stats(d->tier->spill, &stats);
+	return stats.state == SPILL_UP;
+}
+
+static struct spill_record entry_record(const struct entry *e)
+{
+	return (struct spill_record){.ns_id = e->ns->id,
+		.key = e->key,
+		.parent = e->parent_key,
+		.bytes = e->bytes,
+		.used_tokens = e->used_tokens};
+}
+
+static void tier_written(void *owner, int res, spill_place place)
+{
+	struct entry *e = owner;
+	struct ns *ns = e->ns;
+
+	ns_slot(ns, e->slot)->io--;
+	e->io = ENTRY_IDLE;
+	ns->n_writing--;
+	if (res == 0) {
+		e->cold = place;
+		gauge_add(&ns->row->counters.clean, 1);
+	}
+	if (!e->n_hot_children)
+		policy_add(ns, e);
+	if (ns->d->tier->drain && res == 0)
+		ns->d->tier->drain->n_done++;
+	if (!ns->d->stopping) {
+		tier_serve(ns);
+		drain_step(ns->d->tier);
+	}
+}
+
+/* Start writing a victim's cold copy. Return: 0; -EAGAIN: later; other -errno: it cannot be written. */
+static int tier_write(struct entry *e)
+{
+	struct spill_record record = entry_record(e);
+	int r = spill_write(e->ns->d->tier->spill, &record, ns_slot_data(e->ns, e->slot), e, tier_written, e);
+
+	if (r < 0)
+		return r;
+	e->io = ENTRY_WRITING;
+	ns_slot(e->ns, e->slot)->io++;
+	e->ns->n_writing++;
+	policy_remove(e->ns, e);
+	return 0;
+}
+
+/* Evict, or start to write, the oldest candidates, until @want slots are free or coming. */
+static void tier_evict_oldest(struct ns *ns, uint64_t want)
+{
+	struct daemon *d = ns->d;
+	bool spill = tier_on(d);
+
+	for (unsigned looks = 0; looks < LOOKS_MAX && ns->n_free + ns->n_writing < want; looks++) {
+		struct entry *e = policy_first(ns);
+		uint32_t place, index, stamp;
+
+		if (!e)
+			return;
+		place = (uint32_t)(e->slot / ns->head->slots_per_slab);
+		index = (uint32_t)(e->slot % ns->head->slots_per_slab);
+		stamp = e->stamp;
+		if (session_pins(d, place, index, &stamp) || e->hold_until) {
+			if (e->hold_until && (int32_t)(daemon_tick(d) - e->hold_until) >= 0) {
+				e->hold_until = 0;
+				continue;
+			}
+			if (e->stamp == daemon_tick(d))
+				return; /* all round: everything is in use */
+			e->stamp = daemon_tick(d);
+			policy_touch(ns, e);
+			continue;
+		}
+		if (stamp != e->stamp) { /* used since it was put in order */
+			e->stamp = stamp;
+			policy_touch(ns, e);
+			continue;
+		}
+		if (!e->cold && spill) {
+			int r = tier_write(e);
+
+			if (r == 0)
+				continue;
+			if (r == -EAGAIN)
+				return;
+		}
+		if (!block_evict(e)) {
+			e->stamp = daemon_tick(d);
+			policy_touch(ns, e);
+		}
+	}
+}
+
+/* Empty one slab of @donor by moving its blocks to its other slabs. */
+static bool tier_empty_slab(struct ns *donor)
+{
+	struct slab *best = NULL;
+	uint32_t width = donor->head->slots_per_slab;
+
+	for (uint32_t place = 0; place < donor->head->max_places; place++) {
+		struct slab *slab = donor->d->slabs[place];
+
+		if (slab && slab->ns == donor && (!best || slab->n_free > best->n_free))
+			best = slab;
+	}
+	if (!best || donor->n_free < width)
+		return false;
+	for (uint32_t i = 0; i < width; i++) {
+		uint64_t slot = (uint64_t)best->place * width + i;
+		enum kvp_block_state state = kvp_word_state(atomic_load(&donor->blocks[slot].word));
+
+		if (state == KVP_BLOCK_FREE || state == KVP_BLOCK_RETIRED)
+			continue;
+		if (state != KVP_BLOCK_PUBLISHED || !block_move(best->slots[i].who, best))
+			return false;
+	}
+	ns_remove_slab(donor, best);
+	return true;
+}
+
+/* Take memory from the namespace that has most, if that is more than ours. */
+static bool tier_steal(struct ns *ns)
+{
+	struct ns *donor = NULL;
+	uint64_t most = ns->n_slots * ns->head->block_stride;
+
+	for (struct ns *other = ns->d->namespaces; other; other = other->next)
+		if (other != ns && other->n_slots * other->head->block_stride > most) {
+			most = other->n_slots * other->head->block_stride;
+			donor = other;
+		}
+	if (!donor)
+		return false;
+	tier_evict_oldest(donor, donor->head->slots_per_slab);
+	return tier_empty_slab(donor) && ns_add_slab(ns, 0);
+}
+
+uint64_t tier_make_room(struct ns *ns, uint64_t want)
+{
+	uint64_t now;
+
+	while (ns->n_free < want && ns_add_slab(ns, 0))
+		;
+	if (ns->n_free + ns->n_writing >= want)
+		return ns->n_free;
+	now = loop_now();
+	if (now < ns->no_room_until_ns)
+		return ns->n_free;
+	tier_evict_oldest(ns, want);
+	if (!ns->n_free && !ns->n_writing && !tier_steal(ns))
+		ns->no_room_until_ns = now + RETRY_NS;
+	return ns->n_free;
+}
+
+/* ---- RESERVE ---- */
+
+static uint32_t tier_grant(struct member *member, uint32_t n, uint32_t node, struct kvp_wire_grant *grants)
+{
+	uint32_t got = 0;
+
+	while (got < n) {
+		grants[got].slot = block_grant(member->ns, member, node, &grants[got].generation);
+		if (grants[got].slot == NO_SLOT)
+			break;
+		got++;
+	}
+	return got;
+}
+
+void tier_reserve(
+	struct member *member, struct peer *peer, uint64_t msg_id, uint32_t n, uint32_t node, uint64_t deadline_ns)
+{
+	struct kvp_wire_grant grants[KVP_WIRE_BATCH_MAX];
+	struct job *job;
+	uint32_t got = 0;
+
+	if (!member->ns->waits) { /* who came first is served first */
+		tier_make_room(member->ns, n);
+		got = tier_grant(member, n, node, grants);
+	}
+	if (!got && deadline_ns > loop_now()) {
+		job = job_new(JOB_RESERVE, member, peer, msg_id, deadline_ns);
+		if (job) {
+			job->n = n;
+			job->node = node;
+			job_wait_for_slot(job);
+			return;
+		}
+	}
+	gauge_add(&member->ns->row->counters.no_room, n - got);
+	peer_answer(peer, KVP_MSG_RESERVE, msg_id, 0, grants, got * sizeof(grants[0]), NULL, 0);
+	tier_serve(member->ns); /* refill what is kept ready */
+}
+
+static bool job_serve_reserve(struct job *job)
+{
+	struct kvp_wire_grant grants[KVP_WIRE_BATCH_MAX];
+	uint32_t got;
+
+	tier_make_room(job->ns, 1);
+	got = tier_grant(job->member, job->n, job->node, grants);
+	if (!got)
+		return false;
+	if (job->peer)
+		peer_answer(job->peer, KVP_MSG_RESERVE, job->id, 0, grants, got * sizeof(grants[0]), NULL, 0);
+	job_free(job);
+	return true;
+}
+
+void tier_serve(struct ns *ns)
+{
+	uint64_t ready = ns->n_slots * ns->d->config.free_percent / 100;
+
+	while (ns->waits) {
+		struct job *job = ns->waits;
+
+		if (job->kind == JOB_RESERVE) {
+			if (!job_serve_reserve(job))
+				return;
+			continue;
+		}
+		if (!tier_make_room(ns, 1))
+			return;
+		job_leave_list(job);
+		job_publish_step(job);
+	}
+	tier_start_reads(ns);
+	if (ready && ns->n_free < ready)
+		tier_make_room(ns, ready);
+}
+
+/* ---- RESTORE ---- */
+
+void tier_entry_ready(struct entry *e)
+{
+	while (e->waiters) {
+		struct waiter *waiter = e->waiters;
+		struct job *job = waiter->job;
+
+		e->waiters = waiter->next;
+		waiter->entry = NULL;
+		job->found[waiter->index] = (struct kvp_wire_found){.state = KVP_HIT_RAM, .slot = e->slot};
+		if (--job->n_left == 0)
+			job_answer_restore(job);
+	}
+}
+
+static void tier_entry_missed(struct entry *e, enum kvp_miss_reason reason)
+{
+	while (e->waiters) {
+		struct waiter *waiter = e->waiters;
+		struct job *job = waiter->job;
+
+		e->waiters = waiter->next;
+		waiter->entry = NULL;
+		job->found[waiter->index] = (struct kvp_wire_found){.state = KVP_MISS, .reason = reason};
+		if (--job->n_left == 0)
+			job_answer_restore(job);
+	}
+}
+
+static void tier_read_done(void *owner, int res, spill_place place)
+{
+	struct entry *e = owner;
+	struct ns *ns = e->ns;
+
+	(void)place;
+	e->io = ENTRY_IDLE;
+	if (res == 0 && e->slot == NO_SLOT && !e->doomed) {
+		block_publish_fill(e, e->fill);
+		gauge_add(&ns->row->counters.restored, 1);
+		tier_entry_ready(e);
+	} else {
+		block_drop_fill(ns, e->fill);
+		if (e->slot != NO_SLOT) { /* published meanwhile */
+			tier_entry_ready(e);
+		} else {
+			tier_entry_missed(e, res == -EBADMSG ? KVP_MISS_DAMAGED : KVP_MISS_TIER);
+			if (res == -EBADMSG && e->cold) {
+				gauge_add(&ns->row->counters.cold, -1);
+				e->cold = 0;
+			}
+			if (res == -EBADMSG)
+				ns_ghost_add(ns, &e->key, KVP_MISS_DAMAGED);
+			if (!e->cold || e->doomed)
+				ns_entry_drop(e);
+		}
+	}
+	if (!ns->d->stopping)
+		tier_serve(ns);
+}
+
+/* Start reads of queued entries as long as slots and the store's queue allow. */
+static void tier_start_reads(struct ns *ns)
+{
+	while (ns->restore_head) {
+		struct entry *e = ns->restore_head;
+		struct spill_record record = entry_record(e);
+
+		if (e->slot == NO_SLOT && e->cold && !e->doomed) {
+			if (!tier_make_room(ns, 1))
+				return;
+			e->fill = block_begin_fill(ns, e);
+			if (e->fill == NO_SLOT)
+				return;
+			if (spill_read(ns->d->tier->spill, e->cold, &record, ns_slot_data(ns, e->fill), tier_read_done,
+				    e) < 0) {
+				block_drop_fill(ns, e->fill);
+				return; /* the queue is full: a completion calls again */
+			}
+			e->io = ENTRY_READING;
+		}
+		ns->restore_head = e->queue_next;
+		if (!ns->restore_head)
+			ns->restore_tail = NULL;
+		if (e->io == ENTRY_READING)
+			continue;
+		e->io = ENTRY_IDLE;
+		if (e->slot != NO_SLOT) {
+			tier_entry_ready(e);
+		} else {
+			tier_entry_missed(e, KVP_MISS_EVICTED);
+			ns_entry_drop(e);
+		}
+	}
+}
+
+static void tier_queue_read(struct entry *e)
+{
+	struct ns *ns = e->ns;
+
+	e->io = ENTRY_QUEUED;
+	e->queue_next = NULL;
+	if (ns->restore_tail)
+		ns->restore_tail->queue_next = e;
+	else
+		ns->restore_head = e;
+	ns->restore_tail = e;
+}
+
+static void tier_count_miss(struct ns *ns, uint32_t reason)
+{
+	struct kvp_ns_counters *c = &ns->row->counters;
+
+	switch (reason) {
+	case KVP_MISS_EVICTED:
+		gauge_add(&c->miss_evicted, 1);
+		return;
+	case KVP_MISS_SIBLING:
+		gauge_add(&c->miss_sibling, 1);
+		return;
+	case KVP_MISS_DAMAGED:
+		gauge_add(&c->miss_damaged, 1);
+		return;
+	case KVP_MISS_TIER:
+		gauge_add(&c->miss_tier, 1);
+		return;
+	case KVP_MISS_COST:
+		gauge_add(&c->miss_cost, 1);
+		return;
+	default:
+		gauge_add(&c->miss_never, 1);
+		return;
+	}
+}
+
+/* State of a key; *at its entry, if known here or in the base. */
+static struct kvp_wire_found tier_find(struct ns *ns, const struct kvp_key *key, struct entry **at)
+{
+	struct entry *e = ns_entry_above(ns, key);
+	struct kvp_wire_found found = {.state = KVP_MISS};
+
+	*at = e;
+	if (!e || (e->slot == NO_SLOT && !e->cold)) {
+		found.reason = ns_miss_reason(ns, key);
+	} else if (e->slot != NO_SLOT) {
+		found.state = KVP_HIT_RAM;
+		found.slot = e->slot;
+	} else if (e->io == ENTRY_READING || e->io == ENTRY_QUEUED) {
+		found.state = KVP_PENDING;
+	} else if (!ns->d->tier->spill) {
+		found.reason = KVP_MISS_TIER;
+	} else {
+		found.state = KVP_HIT_SPILL;
+	}
+	if (found.state == KVP_MISS)
+		tier_count_miss(ns, found.reason);
+	return found;
+}
+
+void tier_lookup(struct ns *ns, const struct kvp_key *key, bool touch, struct kvp_wire_found *found)
+{
+	struct entry *e;
+
+	*found = tier_find(ns, key, &e);
+	if (touch && e && found->state != KVP_MISS) {
+		e->stamp = daemon_tick(ns->d);
+		policy_touch(e->ns, e);
+	}
+}
+
+void tier_restore(struct member *member, struct peer *peer, uint64_t msg_id, const struct kvp_key *keys, uint32_t n,
+	uint32_t flags, uint64_t deadline_ns)
+{
+	struct ns *ns = member->ns;
+	bool prefetch = flags & KVP_WIRE_PREFETCH;
+	struct job *job = job_new(JOB_RESTORE, member, peer, msg_id, deadline_ns);
+
+	if (job)
+		job->found = calloc(n ? n : 1, sizeof(*job->found));
+	if (job && !prefetch)
+		job->waiters = calloc(n ? n : 1, sizeof(*job->waiters));
+	if (!job || !job->found || (!prefetch && !job->waiters)) {
+		if (job)
+			job_free(job);
+		peer_refuse(peer, KVP_MSG_RESTORE, msg_id, KVP_ENOMEM, "the daemon is out of memory");
+		return;
+	}
+	job->n = n;
+	job->n_left = 1; /* not before all are looked at */
+	for (uint32_t i = 0; i < n; i++) {
+		struct entry *e;
+
+		job->found[i] = tier_find(ns, &keys[i], &e);
+		if (job->found[i].state == KVP_MISS)
+			continue;
+		block_hold(e); /* until the caller has pinned it, or its chain is complete */
+		if (job->found[i].state == KVP_HIT_RAM)
+			continue;
+		if (job->found[i].state == KVP_HIT_SPILL) {
+			tier_queue_read(e);
+			job->found[i].state = KVP_PENDING;
+		}
+		if (prefetch)
+			continue;
+		job->waiters[i] = (struct waiter){.next = e->waiters, .entry = e, .job = job, .index = i};
+		e->waiters = &job->waiters[i];
+		job->n_left++;
+	}
+	tier_start_reads(ns);
+	if (ns->base)
+		tier_start_reads(ns->base);
+	if (--job->n_left == 0 || prefetch)
+		job_answer_restore(job);
+}
+
+/* ---- PUBLISH into a copied namespace ---- */
+
+static void job_copied(struct io_op *op, int64_t res)
+{
+	struct job *job = op->owner;
+	struct ns *ns = job->ns;
+	struct kvp_wire_item *item = &job->items[job->at];
+	struct kvp_wire_result *result = &job->results[job->at];
+	struct entry *e = NULL;
+	uint64_t slot = job->fill;
+
+	job->fill = NO_SLOT;
+	if (res < 0)
+		result->result = KVP_PUB_REJECTED; /* its staging area was cut */
+	else if (!block_admit(ns, item, result))
+		e = ns_entry(ns, &item->key) ? ns_entry(ns, &item->key) : ns_entry_add(ns, &item->key, &item->parent);
+	if (!e) {
+		if (!result->result)
+			result->result = KVP_PUB_REJECTED;
+		block_drop_fill(ns, slot);
+	} else {
+		e->bytes = item->used_bytes;
+		e->used_tokens = item->used_tokens;
+		block_publish_fill(e, slot);
+		result->result = KVP_PUB_STORED;
+		result->slot = slot;
+		result->generation = kvp_word_generation(atomic_load(&ns->blocks[slot].word));
+		gauge_add(&ns->row->counters.stored, 1);
+		tier_entry_ready(e);
+	}
+	job->at++;
+	if (ns->d->stopping)
+		return;
+	if (!job->member) {
+		job_free(job);
+		return;
+	}
+	job_publish_step(job);
+	tier_serve(ns);
+}
+
+/* Go on with the items until one must wait: for its copy, or for a slot. */
+static void job_publish_step(struct job *job)
+{
+	struct ns *ns = job->ns;
+
+	for (; job->at < job->n; job->at++) {
+		struct kvp_wire_item *item = &job->items[job->at];
+		struct kvp_wire_result *result = &job->results[job->at];
+
+		if (job->member->stage_fd < 0 || item->slot >= job->member->stage_blocks || !item->used_bytes) {
+			result->result = -KVP_EINVAL;
+			continue;
+		}
+		if (block_admit(ns, item, result))
+			continue;
+		if (!tier_make_room(ns, 1) || (job->fill = block_begin_fill(ns, NULL)) == NO_SLOT) {
+			if (loop_now() < job->timer.deadline_ns) {
+				job_wait_for_slot(job);
+				return;
+			}
+			result->result = KVP_PUB_REJECTED;
+			gauge_add(&ns->row->counters.rejected, 1);
+			continue;
+		}
+		/* through the kernel: a staging area its writer cuts is an error there, not a SIGBUS here */
+		job->op = (struct io_op){.kind = IO_READ,
+			.fd = job->member->stage_fd,
+			.off = item->slot * ns->head->block_stride,
+			.iov = {{ns_slot_data(ns, job->fill), item->used_bytes}},
+			.n_iov = 1,
+			.done = job_copied,
+			.owner = job};
+		io_submit(ns->d->tier->copies, &job->op);
+		return;
+	}
+	job_answer_publish(job);
+}
+
+void tier_publish_staged(
+	struct member *member, struct peer *peer, uint64_t msg_id, const struct kvp_wire_item *items, uint32_t n)
+{
+	struct job *job = job_new(JOB_PUBLISH, member, peer, msg_id, loop_now() + PUBLISH_WAIT_NS);
+
+	if (job) {
+		job->items = calloc(n ? n : 1, sizeof(*items));
+		job->results = calloc(n ? n : 1, sizeof(*job->results));
+	}
+	if (!job || !job->items || !job->results) {
+		if (job)
+			job_free(job);
+		peer_refuse(peer, KVP_MSG_PUBLISH, msg_id, KVP_ENOMEM, "the daemon is out of memory");
+		return;
+	}
+	job->n = n;
+	memcpy(job->items, items, n * sizeof(*items));
+	job_publish_step(job);
+}
+
+/* ---- who goes away ---- */
+
+void tier_peer_gone(struct daemon *d, struct peer *peer)
+{
+	for (struct job *job = d->tier->jobs.all_next, *next; job != &d->tier->jobs; job = next) {
+		next = job->all_next;
+		if (job->peer != peer)
+			continue;
+		job->peer = NULL;
+		if (job->kind == JOB_RESERVE)
+			job_free(job); /* grants nobody would hear of */
+	}
+}
+
+void tier_member_gone(struct member *member)
+{
+	struct daemon *d = member->session->d;
+
+	for (struct job *job = d->tier->jobs.all_next, *next; job != &d->tier->jobs; job = next) {
+		next = job->all_next;
+		if (job->member != member)
+			continue;
+		job->member = NULL;
+		if (job->fill == NO_SLOT)
+			job_free(job);
+		else
+			job_leave_list(job); /* its copy ends it */
+	}
+}
+
+/* ---- drain and evict ---- */
+
+static void drain_flushed(void *owner, int res, spill_place place)
+{
+	struct tier *tier = owner;
+
+	(void)place;
+	if (!tier->drain)
+		return;
+	if (res < 0)
+		tier->drain->n_left += (uint32_t)tier->drain->n_done, tier->drain->n_done = 0;
+	job_answer_drain(tier->drain);
+}
+
+/* Start writes of hot blocks without a cold copy; when none is left and all have ended, flush and answer. */
+static void drain_step(struct tier *tier)
+{
+	struct daemon *d = tier->d;
+	uint64_t writing = 0, dirty = 0;
+
+	if (!tier->drain || tier->drain->flushing)
+		return;
+	for (struct ns *ns = d->namespaces; ns; ns = ns->next) {
+		for (struct entry *e = ns->entries; e; e = e->hh.next) {
+			int r;
+
+			if (e->slot == NO_SLOT || e->cold)
+				continue;
+			if (e->io != ENTRY_IDLE)
+				continue;
+			r = tier_on(d) ? tier_write(e) : -ENODEV;
+			if (r == -EAGAIN) {
+				tier->drain->n_left = (uint32_t)ns->n_slots;
+				return; /* completions call again */
+			}
+			dirty += r < 0;
+		}
+		writing += ns->n_writing;
+	}
+	tier->drain->n_left = (uint32_t)(dirty + writing);
+	if (writing)
+		return;
+	if (!tier->spill || spill_flush(tier->spill, drain_flushed, tier) < 0)
+		job_answer_drain(tier->drain);
+	else
+		tier->drain->flushing = true;
+}
+
+void tier_drain(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t deadline_ns)
+{
+	struct job *job;
+
+	if (d->tier->drain) {
+		peer_refuse(peer, KVP_MSG_DRAIN, msg_id, EBUSY, "a drain is under way: wait for it");
+		return;
+	}
+	if (!d->tier->spill) {
+		peer_refuse(peer, KVP_MSG_DRAIN, msg_id, KVP_ENOTSUP,
+			"there is no spill store: start kvpoold with --spill DIR:SIZE");
+		return;
+	}
+	job = job_new(JOB_DRAIN, NULL, peer, msg_id, deadline_ns);
+	if (!job) {
+		peer_refuse(peer, KVP_MSG_DRAIN, msg_id, KVP_ENOMEM, "the daemon is out of memory");
+		return;
+	}
+	d->tier->drain = job;
+	drain_step(d->tier);
+}
+
+uint64_t tier_evict(struct daemon *d, uint64_t ns_id, uint64_t n)
+{
+	uint64_t done = 0;
+
+	for (struct ns *ns = d->namespaces; ns && done < n; ns = ns->next) {
+		uint64_t before = ns->n_free;
+
+		if (ns_id && ns->id != ns_id)
+			continue;
+		/* clean and unspillable ones go now, others start to be written and go when asked again */
+		for (uint64_t last = UINT64_MAX; ns->n_free - before < n - done && ns->n_free != last;) {
+			last = ns->n_free;
+			tier_evict_oldest(ns, before + n - done + ns->n_writing);
+		}
+		done += ns->n_free - before;
+	}
+	return done;
+}
+
+/* ---- the store ---- */
+
+void tier_cold_forget(struct daemon *d, spill_place place)
+{
+	if (d->tier && d->tier->spill)
+		spill_forget(d->tier->spill, place);
+}
+
+static void tier_gone(void *owner, void *cookie)
+{
+	struct entry *e = cookie;
+
+	(void)owner;
+	if (!e->cold)
+		return;
+	e->cold = 0;
+	if (e->slot != NO_SLOT) {
+		gauge_add(&e->ns->row->counters.clean, -1);
+		return;
+	}
+	gauge_add(&e->ns->row->counters.cold, -1);
+	if (e->io != ENTRY_IDLE)
+		return; /* whoever works on it sees that it has no place any more */
+	ns_ghost_add(e->ns, &e->key, KVP_MISS_EVICTED);
+	ns_entry_drop(e);
+}
+
+static void *tier_found(void *owner, const struct spill_record *record, spill_place place)
+{
+	struct daemon *d = owner;
+	struct ns *ns = ns_find(d, record->ns_id);
+	struct entry *e;
+
+	if (!ns || record->bytes > ns->head->block_bytes || record->used_tokens > ns->head->desc.block_tokens ||
+		kvp_key_is_none(&record->key))
+		return NULL;
+	e = ns_entry(ns, &record->key);
+	if (!e)
+		e = ns_entry_add(ns, &record->key, &record->parent);
+	if (!e)
+		return NULL;
+	if (e->cold) /* written twice: the later one counts */
+		spill_forget(d->tier->spill, e->cold);
+	else
+		gauge_add(e->slot == NO_SLOT ? &ns->row->counters.cold : &ns->row->counters.clean, 1);
+	e->cold = place;
+	if (e->slot == NO_SLOT) {
+		e->bytes = record->bytes;
+		e->used_tokens = record->used_tokens;
+		e->stamp = 0;
+	}
+	return e;
+}
+
+static void tier_spill_ready(struct loop_source *source, uint32_t events)
+{
+	struct tier *tier = source->owner;
+
+	(void)events;
+	spill_reap(tier->spill);
+	tier_stats(tier->d);
+}
+
+static void tier_copies_ready(struct loop_source *source, uint32_t events)
+{
+	struct tier *tier = source->owner;
+
+	(void)events;
+	io_reap(tier->copies);
+}
+
+static int tier_open_spill(struct daemon *d, char message[256])
+{
+	struct tier *tier = d->tier;
+	struct spill_opts opts = {.dir = d->config.spill_dir,
+		.capacity = d->config.spill_bytes,
+		.use_uring = strcmp(d->config.io, "threads") != 0,
+		.lock_fd = d->pool.io_lock_fd,
+		.owner = d,
+		.gone = tier_gone,
+		.found = tier_found};
+	int r;
+
+	for (struct ns *ns = d->namespaces; ns; ns = ns->next)
+		if (ns->head->block_bytes > opts.largest_block)
+			opts.largest_block = ns->head->block_bytes;
+	r = spill_open(&tier->spill, &opts, message);
+	if (r < 0)
+		return r;
+	d->pool.io_lock_fd = -1; /* the store's ring has it */
+	snprintf(d->pool.stats->spill_dir, sizeof(d->pool.stats->spill_dir), "%s", d->config.spill_dir);
+	log_info("spill store %s: %s", d->config.spill_dir, message);
+	tier->spill_source = (struct loop_source){
+		.fd = spill_fd(tier->spill), .events = LOOP_IN, .ready = tier_spill_ready, .owner = tier};
+	return loop_add(d->loop, &tier->spill_source);
+}
+
+int tier_start(struct daemon *d, char message[256])
+{
+	struct tier *tier = calloc(1, sizeof(*tier));
+	struct io_opts copies = {.depth = 16, .threads = 2, .use_uring = false, .lock_fd = -1};
+	int r;
+
+	if (!tier)
+		return -ENOMEM;
+	d->tier = tier;
+	tier->d = d;
+	tier->jobs.all_next = tier->jobs.all_prev = &tier->jobs;
+	/* copies between mappings use CPU, not a device: threads, never the ring's inline path in the loop */
+	r = io_open(&tier->copies, &copies, message);
+	if (r < 0)
+		return r;
+	tier->copies_source = (struct loop_source){
+		.fd = io_fd(tier->copies), .events = LOOP_IN, .ready = tier_copies_ready, .owner = tier};
+	r = loop_add(d->loop, &tier->copies_source);
+	if (r == 0 && d->config.spill_dir[0])
+		r = tier_open_spill(d, message);
+	if (r == 0)
+		ns_link_all(d);
+	tier_stats(d);
+	return r;
+}
+
+void tier_stop(struct daemon *d)
+{
+	struct tier *tier = d->tier;
+
+	if (!tier)
+		return;
+	if (tier->copies)
+		io_close(tier->copies);
+	if (tier->spill)
+		spill_close(tier->spill);
+	tier->spill = NULL;
+	while (tier->jobs.all_next && tier->jobs.all_next != &tier->jobs) {
+		tier->jobs.all_next->peer = NULL;
+		job_free(tier->jobs.all_next);
+	}
+}
+
+void tier_stats(struct daemon *d)
+{
+	struct kvp_counters *c = &d->pool.stats->counters;
+	struct spill_stats s;
+
+	if (!d->tier->spill) {
+		gauge_set(&c->spill_state, SPILL_OFF);
+		snprintf(d->pool.stats->spill_message, sizeof(d->pool.stats->spill_message), "off: no --spill given");
+		return;
+	}
+	spill_stats(d->tier->spill, &s);
+	gauge_set(&c->spill_state, s.state);
+	gauge_set(&c->spill_uring, s.uring);
+	gauge_set(&c->spill_direct, s.direct);
+	gauge_set(&c->spill_capacity_bytes, s.capacity);
+	gauge_set(&c->spill_used_bytes, s.used_bytes);
+	gauge_set(&c->spill_live_bytes, s.live_bytes);
+	gauge_set(&c->spill_writes, s.writes);
+	gauge_set(&c->spill_write_bytes, s.write_bytes);
+	gauge_set(&c->spill_reads, s.reads);
+	gauge_set(&c->spill_read_bytes, s.read_bytes);
+	gauge_set(&c->spill_write_errors, s.write_errors);
+	gauge_set(&c->spill_read_errors, s.read_errors);
+	gauge_set(&c->spill_damaged, s.damaged);
+	gauge_set(&c->spill_reclaimed, s.reclaimed);
+	gauge_set(&c->spill_last_errno, (uint64_t)s.last_errno);
+	gauge_set(&c->spill_in_flight, s.in_flight);
+	snprintf(d->pool.stats->spill_message, sizeof(d->pool.stats->spill_message), "%s", s.message);
+	if ((s.state == SPILL_DOWN) != d->tier->was_down) {
+		d->tier->was_down = s.state == SPILL_DOWN;
+		log_line(d->tier->was_down ? LOG_LEVEL_WARN : LOG_LEVEL_INFO, "spill store %s is %s: %s",
+			d->config.spill_dir, d->tier->was_down ? "down" : "up again", s.message);
+	}
+}
+
+void tier_tick(struct daemon *d)
+{
+	if (d->tier->spill)
+		spill_tick(d->tier->spill);
+	tier_stats(d);
+	if (d->old_io && !pool_old_io(&d->pool)) {
+		d->old_io = false;
+		block_release_set_aside(d);
+		log_info("the last daemon's I/O has ended: its slots are free again");
+	}
+	for (struct ns *ns = d->namespaces; ns; ns = ns->next)
+		tier_serve(ns);
+	drain_step(d->tier);
+}

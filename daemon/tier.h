@@ -1,0 +1,56 @@
+/*
+ * tier.h - traffic between DRAM and the spill store, and who waits for it
+ *
+ * Makes room (writes victims out, evicts, moves slabs between namespaces), brings cold blocks back, answers RESERVE and
+ * RESTORE by their deadlines, drains.
+ */
+#ifndef KVPOOL_TIER_H
+#define KVPOOL_TIER_H
+
+#include "namespace.h"
+
+struct tier;
+
+/** tier_start() - open the spill store and link what it knows to the namespaces. Return: 0; -errno with @message. */
+int tier_start(struct daemon *d, char message[256]);
+void tier_stop(struct daemon *d);
+
+/** tier_on() - is there a store that takes writes now? */
+bool tier_on(const struct daemon *d);
+
+/** tier_make_room() - see to it that about @want slots are free soon. Return: slots free now. */
+uint64_t tier_make_room(struct ns *ns, uint64_t want);
+/** tier_serve() - slots or transfers became free: serve who waits, keep the reserve of free slots */
+void tier_serve(struct ns *ns);
+void tier_tick(struct daemon *d);
+
+/** tier_reserve() - KVP_MSG_RESERVE. Answers now or by the deadline through peer_answer_reserve(). */
+void tier_reserve(
+	struct member *member, struct peer *peer, uint64_t msg_id, uint32_t n, uint32_t node, uint64_t deadline_ns);
+/** tier_restore() - KVP_MSG_RESTORE, likewise */
+void tier_restore(struct member *member, struct peer *peer, uint64_t msg_id, const struct kvp_key *keys, uint32_t n,
+	uint32_t flags, uint64_t deadline_ns);
+/** tier_publish_staged() - KVP_MSG_PUBLISH of a copied namespace */
+void tier_publish_staged(
+	struct member *member, struct peer *peer, uint64_t msg_id, const struct kvp_wire_item *items, uint32_t n);
+/** tier_lookup() - state of one key, without side effects but the count of misses */
+void tier_lookup(struct ns *ns, const struct kvp_key *key, bool touch, struct kvp_wire_found *found);
+
+/** tier_entry_ready() - the entry became hot: who waits for it may have it */
+void tier_entry_ready(struct entry *e);
+
+/** tier_peer_gone(), tier_member_gone() - nobody waits there any more */
+void tier_peer_gone(struct daemon *d, struct peer *peer);
+void tier_member_gone(struct member *member);
+
+/** tier_drain() - KVP_MSG_DRAIN: write all that is worth it by the deadline */
+void tier_drain(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t deadline_ns);
+/** tier_evict() - KVP_MSG_EVICT. Return: blocks evicted now. */
+uint64_t tier_evict(struct daemon *d, uint64_t ns_id, uint64_t n);
+
+/** tier_cold_forget() - the caller dropped its entry: the record is garbage */
+void tier_cold_forget(struct daemon *d, spill_place place);
+/** tier_stats() - copy the store's numbers into the counters */
+void tier_stats(struct daemon *d);
+
+#endif

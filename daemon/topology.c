@@ -1,0 +1,147 @@
+/* topology.c - see topology.h */
+#include "topology.h"
+
+#include <errno.h>
+#include <hwloc.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#define POPULATE_THREADS_MAX 16
+#define POPULATE_PIECE (32ull << 20)
+
+struct topology {
+	hwloc_topology_t hwloc;
+	unsigned n_nodes;
+	hwloc_obj_t *nodes;
+};
+
+int topology_open(struct topology **topology)
+{
+	struct topology *t = calloc(1, sizeof(*t));
+	hwloc_obj_t node = NULL;
+	int n;
+
+	if (!t)
+		return -ENOMEM;
+	if (hwloc_topology_init(&t->hwloc) < 0) {
+		free(t);
+		return -EIO;
+	}
+	if (hwloc_topology_load(t->hwloc) < 0) {
+		topology_close(t);
+		return -EIO;
+	}
+	n = hwloc_get_nbobjs_by_type(t->hwloc, HWLOC_OBJ_NUMANODE);
+	t->nodes = calloc(n > 0 ? (size_t)n : 1, sizeof(*t->nodes));
+	if (!t->nodes) {
+		topology_close(t);
+		return -ENOMEM;
+	}
+	/* the loaded topology already holds only what cpuset and cgroup allow */
+	while ((node = hwloc_get_next_obj_by_type(t->hwloc, HWLOC_OBJ_NUMANODE, node)))
+		if (node->attr->numanode.local_memory)
+			t->nodes[t->n_nodes++] = node;
+	*topology = t;
+	return 0;
+}
+
+void topology_close(struct topology *t)
+{
+	if (!t)
+		return;
+	hwloc_topology_destroy(t->hwloc);
+	free(t->nodes);
+	free(t);
+}
+
+unsigned topology_n_nodes(const struct topology *t)
+{
+	return t->n_nodes ? t->n_nodes : 1;
+}
+
+uint32_t topology_node_id(const struct topology *t, unsigned i)
+{
+	return i < t->n_nodes ? t->nodes[i]->os_index : 0;
+}
+
+int topology_bind(struct topology *t, void *addr, uint64_t len, unsigned i)
+{
+	if (t->n_nodes < 2)
+		return 0; /* one node: nothing to choose */
+	if (hwloc_set_area_membind(t->hwloc, addr, len, t->nodes[i]->nodeset, HWLOC_MEMBIND_BIND,
+		    HWLOC_MEMBIND_BYNODESET | HWLOC_MEMBIND_STRICT) < 0)
+		return -errno;
+	return 0;
+}
+
+struct populate {
+	struct topology *topology;
+	unsigned node;
+	char *addr;
+	uint64_t len;
+	_Atomic uint64_t next;
+	_Atomic int error;
+};
+
+static int populate_piece(char *addr, uint64_t len)
+{
+	if (madvise(addr, len, MADV_POPULATE_WRITE) == 0)
+		return 0;
+	if (errno != EINVAL)
+		return -errno;
+	/* before Linux 5.14: an atomic "or 0" touches a page and keeps what others store into it */
+	for (uint64_t at = 0; at < len; at += 4096)
+		__atomic_fetch_or(addr + at, 0, __ATOMIC_RELAXED);
+	return 0;
+}
+
+static void *populate_thread(void *arg)
+{
+	struct populate *p = arg;
+	uint64_t at;
+
+	if (p->topology->n_nodes > 1 && !hwloc_bitmap_iszero(p->topology->nodes[p->node]->cpuset))
+		hwloc_set_cpubind(p->topology->hwloc, p->topology->nodes[p->node]->cpuset, HWLOC_CPUBIND_THREAD);
+	while ((at = atomic_fetch_add(&p->next, POPULATE_PIECE)) < p->len) {
+		int r = populate_piece(p->addr + at, p->len - at < POPULATE_PIECE ? p->len - at : POPULATE_PIECE);
+
+		if (r < 0)
+			atomic_store(&p->error, r);
+	}
+	return NULL;
+}
+
+int topology_populate(struct topology *t, void *addr, uint64_t len, unsigned i)
+{
+	struct populate p = {.topology = t, .node = i, .addr = addr, .len = len};
+	pthread_t threads[POPULATE_THREADS_MAX];
+	int n_cpus = hwloc_get_nbobjs_by_type(t->hwloc, HWLOC_OBJ_PU);
+	unsigned want = n_cpus < 1 ? 1 : n_cpus > POPULATE_THREADS_MAX ? POPULATE_THREADS_MAX : (unsigned)n_cpus;
+	unsigned n = 0;
+	sigset_t all, old;
+
+	if (want > len / POPULATE_PIECE)
+		want = (unsigned)(len / POPULATE_PIECE);
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	while (n < want && pthread_create(&threads[n], NULL, populate_thread, &p) == 0)
+		n++;
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	if (!n) { /* small, or no threads to be had: the caller does it, without moving itself to the node */
+		for (uint64_t at = 0; at < len; at += POPULATE_PIECE) {
+			int r = populate_piece(p.addr + at, len - at < POPULATE_PIECE ? len - at : POPULATE_PIECE);
+
+			if (r < 0)
+				return r;
+		}
+	}
+	for (unsigned j = 0; j < n; j++)
+		pthread_join(threads[j], NULL);
+	return atomic_load(&p.error);
+}

@@ -1,0 +1,29 @@
+/*
+ * topology.h - NUMA nodes as hwloc tells them, and placing memory on them
+ *
+ * Nodes without memory, gaps in the numbering and nodes this process may not use are left out.  Where binding is refused
+ * (containers), one warning, and everything goes on unbound.
+ */
+#ifndef KVPOOL_TOPOLOGY_H
+#define KVPOOL_TOPOLOGY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct topology;
+
+/** topology_open() - Return: 0; -ENOMEM; -EIO: hwloc could not look. */
+int topology_open(struct topology **topology);
+void topology_close(struct topology *topology);
+
+unsigned topology_n_nodes(const struct topology *topology); /* with memory we may use; at least 1 */
+uint32_t topology_node_id(const struct topology *topology, unsigned i); /* the kernel's number */
+
+/** topology_bind() - put [addr, addr + len) on node @i before it is touched. Return: 0; -errno: unbound. */
+int topology_bind(struct topology *topology, void *addr, uint64_t len, unsigned i);
+
+/** topology_populate() - touch [addr, addr + len) for writing, by threads of node @i, without losing contents.
+ *  Return: 0; -ENOMEM; -errno. */
+int topology_populate(struct topology *topology, void *addr, uint64_t len, unsigned i);
+
+#endif
