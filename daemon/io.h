@@ -3,7 +3,8 @@
  *
  * Used by the spill store and for copies out of staging objects.  One thread calls; done() runs inside io_reap().
  * Reads go before writes that wait.  Short transfers are continued, EINTR and EAGAIN tried again, a full ring queues:
- * done() tells all bytes or an error, exactly once for each op.
+ * done() tells all bytes or an error, exactly once for each op.  Where the kernel refuses io_uring, at the start or later,
+ * the threads serve, and one line says so.
  */
 #ifndef KVPOOL_IO_H
 #define KVPOOL_IO_H
@@ -27,18 +28,27 @@ struct io_op {
 	uint64_t off;
 	struct iovec iov[2]; /* as given; the engine keeps its own place */
 	int n_iov;
-	void (*done)(struct io_op *op,
-		int64_t res); /* bytes moved (all of them), 0 for DATASYNC; or -errno; end of file: -ENODATA */
+	/* bytes moved (all of them), 0 for DATASYNC; or -errno; end of file: -ENODATA */
+	void (*done)(struct io_op *op, int64_t res);
 	void *owner;
-	uint64_t opaque[8]; /* the engine's */
+	struct { /* the engine's */
+		struct io_op *next;
+		struct iovec iov[2]; /* what is left to move */
+		int n_iov;
+		uint64_t moved, total;
+		int64_t res;
+		int refused; /* errno with which the ring refused it; the threads then had it */
+		unsigned tries;
+	} own;
 };
 
 struct io_opts {
-	unsigned depth; /* entries of the ring, or operations at once */
+	unsigned depth; /* entries of the ring: operations at once; 0: 32. The twin does as many as it has threads. */
 	unsigned threads; /* of the twin; 0: 4 */
 	bool use_uring;
-	int lock_fd; /* -1, or a flock()ed file: the ring registers it and the engine closes it, so that its lock falls only
-			when the last I/O has ended, even after SIGKILL.  The twin just keeps it open. */
+	/* -1, or a flock()ed file, the engine's once io_open() succeeded: the ring registers it and closes the descriptor,
+	   so that the lock falls only when the last I/O has ended, even after SIGKILL.  The twin just keeps it open. */
+	int lock_fd;
 };
 
 /** io_open() - @message: 256 bytes, which engine and why not io_uring. Return: 0; -ENOMEM; -errno. */
@@ -54,6 +64,6 @@ unsigned io_reap(struct io *io);
 /** io_wait() - block until at least one op ended or @deadline_ns, then as io_reap(). For start and drain, never the loop. */
 unsigned io_wait(struct io *io, uint64_t deadline_ns);
 unsigned io_in_flight(const struct io *io); /* submitted and not done */
-bool io_is_uring(const struct io *io);
+bool io_is_uring(const struct io *io); /* now: it may change to false */
 
 #endif

@@ -16,6 +16,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#if defined(__SANITIZE_THREAD__) || (defined(__has_feature) && __has_feature(thread_sanitizer))
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void)
+{
+	return "die_after_fork=0"; /* children here do start threads */
+}
+#endif
+
 /* From now on this thread and its children get @err from system call @nr. */
 static inline void refuse_syscall(int nr, int err)
 {

@@ -1,0 +1,491 @@
+/*
+ * io.c - see io.h
+ *
+ * An op waits in the queue of its kind, is with an engine ("started", at most as many as the engine does at once), waits
+ * for a back-off, or has ended:
+ *
+ *	queue --io_start--> started --io_step--> ended (done())
+ *	  ^                    |                          short, or EINTR: queue, at its head
+ *	  +-------- delayed <--+                          EAGAIN: delayed until the timer, then queue
+ *
+ * Reads go first.  Writes leave a quarter of the places to reads, so a read never waits for a queue of writes in the
+ * device; each 16th op is a write if one waits, so that a stream of reads does not stop them for ever.
+ *
+ * The engine is the ring as long as it works.  What the ring refuses with an errno that may mean "not by io_uring" is given
+ * to the threads as a second opinion; if they can do it, the ring is done with and the threads serve from then on.
+ *
+ * wake_fd is an epoll of the ring, the threads' event and the back-off timer: it stays the same when the engine changes.
+ */
+#include "io.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "fault.h"
+#include "io_engine.h"
+#include "log.h"
+#include "loop.h"
+
+#define IO_TRIES_MAX 24 /* with the back-offs below a little over a second */
+#define IO_DIRECT_STEP 4096u /* where a short O_DIRECT transfer goes on: no file system we know asks for more */
+#define IO_REAP_MAX 256 /* ops ended in one io_reap() */
+
+struct io_queue {
+	struct io_op *head, *tail;
+};
+
+struct io {
+	struct io_ring *ring; /* may be there though no longer used */
+	struct io_twin *twin;
+	bool uring; /* the ring serves */
+	int wake_fd, timer_fd, lock_fd;
+	unsigned depth, n_threads;
+	unsigned n_started, n_writes_started, n_in_flight;
+	unsigned n_reads_in_row;
+	uint64_t n_ended;
+	bool timer_armed;
+	struct io_queue reads, writes, delayed;
+};
+
+/* ---- queues ---- */
+
+static void queue_push(struct io_queue *queue, struct io_op *op)
+{
+	op->own.next = NULL;
+	if (queue->head)
+		queue->tail->own.next = op;
+	else
+		queue->head = op;
+	queue->tail = op;
+}
+
+static void queue_push_head(struct io_queue *queue, struct io_op *op)
+{
+	op->own.next = queue->head;
+	if (!queue->head)
+		queue->tail = op;
+	queue->head = op;
+}
+
+static struct io_op *queue_pop(struct io_queue *queue)
+{
+	struct io_op *op = queue->head;
+
+	if (op)
+		queue->head = op->own.next;
+	return op;
+}
+
+static struct io_queue *io_queue_of(struct io *io, const struct io_op *op)
+{
+	return op->kind == IO_READ ? &io->reads : &io->writes;
+}
+
+static unsigned io_places(const struct io *io)
+{
+	return io->uring ? io->depth : io->n_threads;
+}
+
+static struct io_op *io_next(struct io *io)
+{
+	unsigned places = io_places(io), for_writes = places - places / 4;
+	bool write_may = io->writes.head && io->n_writes_started < for_writes;
+
+	if (io->n_started >= places)
+		return NULL;
+	if (io->reads.head && !(write_may && io->n_reads_in_row >= 15)) {
+		io->n_reads_in_row++;
+		return queue_pop(&io->reads);
+	}
+	if (!write_may)
+		return NULL;
+	io->n_reads_in_row = 0;
+	return queue_pop(&io->writes);
+}
+
+/* ---- engines ---- */
+
+static int io_watch(struct io *io, int fd)
+{
+	struct epoll_event event = {.events = EPOLLIN};
+
+	return epoll_ctl(io->wake_fd, EPOLL_CTL_ADD, fd, &event) < 0 ? -errno : 0;
+}
+
+static int io_open_twin(struct io *io)
+{
+	int r;
+
+	if (io->twin)
+		return 0;
+	r = io_twin_open(&io->twin, io->n_threads);
+	if (r < 0)
+		return r;
+	r = io_watch(io, io_twin_fd(io->twin));
+	if (r < 0) {
+		io_twin_close(io->twin);
+		io->twin = NULL;
+	}
+	return r;
+}
+
+/* From now on the threads serve, which are there; they also get what the ring's kernel side has not seen yet. */
+static void io_leave_ring(struct io *io, int err)
+{
+	char why[URING_WHY_MAX];
+	struct io_op *op;
+
+	if (!io->uring)
+		return;
+	io->uring = false;
+	while ((op = io_ring_take_back(io->ring)))
+		io_twin_start(io->twin, op);
+	uring_explain(err, "io_uring operation", why);
+	log_warn("disk I/O by %u threads from now on, not io_uring: %s", io->n_threads, why);
+}
+
+static void io_arm_timer(struct io *io, unsigned tries)
+{
+	struct itimerspec when = {.it_value.tv_nsec = 1000000l << (tries < 6 ? tries : 6)};
+
+	if (io->timer_armed)
+		return;
+	io->timer_armed = timerfd_settime(io->timer_fd, 0, &when, NULL) == 0;
+}
+
+/* The ring takes nothing any more. */
+static int io_rescue(struct io *io, int err)
+{
+	int r = io_open_twin(io);
+
+	if (r == 0)
+		io_leave_ring(io, err);
+	return r;
+}
+
+/* What is left to move, as the engines want it. */
+static void io_set_place(struct io_op *op)
+{
+	uint64_t skip = op->own.moved;
+
+	op->own.n_iov = 0;
+	for (int i = 0; i < op->n_iov; i++) {
+		struct iovec part = op->iov[i];
+		size_t n = skip < part.iov_len ? (size_t)skip : part.iov_len;
+
+		skip -= n;
+		part.iov_base = (char *)part.iov_base + n;
+		part.iov_len -= n;
+		if (part.iov_len)
+			op->own.iov[op->own.n_iov++] = part;
+	}
+}
+
+static void io_start(struct io *io, struct io_op *op)
+{
+	int r;
+
+	io->n_started++;
+	io->n_writes_started += op->kind != IO_READ;
+	io_set_place(op);
+	if (!io->uring) {
+		io_twin_start(io->twin, op);
+		return;
+	}
+	r = io_ring_start(io->ring, op);
+	if (r == 0 && io_ring_waits(io->ring))
+		io_arm_timer(io, 0);
+	if (r < 0)
+		r = io_rescue(io, -r); /* takes this one along */
+	if (r < 0) /* no ring and no threads: the next turn tries again, what waits stays with the ring */
+		io_arm_timer(io, 6);
+}
+
+static void io_start_more(struct io *io)
+{
+	struct io_op *op;
+
+	while ((op = io_next(io)))
+		io_start(io, op);
+}
+
+/* ---- what an engine said ---- */
+
+static void io_end(struct io *io, struct io_op *op, int64_t res)
+{
+	io->n_in_flight--;
+	io->n_ended++;
+	op->done(op, res);
+}
+
+/* May mean that only io_uring is refused, not the operation. */
+static bool io_is_refusal(int64_t res)
+{
+	return res == -EINVAL || res == -EOPNOTSUPP || res == -ENOSYS || res == -EPERM || res == -EACCES;
+}
+
+static int64_t io_fault(struct io_op *op, int64_t res)
+{
+#ifdef KVP_FAULT
+	static const char *const names[] = {[IO_READ] = "io.read", [IO_WRITE] = "io.write", [IO_DATASYNC] = "io.sync"};
+	int64_t most;
+
+	res = FAULT_INT(names[op->kind], res);
+	if (op->kind == IO_DATASYNC || res <= 0)
+		return res;
+	most = FAULT_INT(op->kind == IO_READ ? "io.read.short" : "io.write.short", res);
+	if (most < res && op->kind == IO_READ) { /* wiped, so that luck cannot pass */
+		uint64_t at = 0;
+
+		for (int i = 0; i < op->own.n_iov; i++)
+			for (size_t k = 0; k < op->own.iov[i].iov_len; k++, at++)
+				if (at >= (uint64_t)most)
+					((char *)op->own.iov[i].iov_base)[k] = (char)0xdb;
+	}
+	return most < res ? most : res;
+#else
+	(void)op;
+	return res;
+#endif
+}
+
+static bool io_at_end_of_file(const struct io_op *op, uint64_t moved)
+{
+	struct stat st;
+
+	return fstat(op->fd, &st) < 0 || !S_ISREG(st.st_mode) || op->off + moved >= (uint64_t)st.st_size;
+}
+
+/* @n more bytes moved, not all. Return: 0: go on from own.moved; -errno. */
+static int io_set_short(struct io_op *op, uint64_t n)
+{
+	uint64_t moved = op->own.moved + n;
+	int flags;
+
+	if (n == 0)
+		return op->kind == IO_READ ? -ENODATA : -EIO;
+	flags = fcntl(op->fd, F_GETFL);
+	if (flags >= 0 && (flags & O_DIRECT) && (op->off + moved) % IO_DIRECT_STEP) {
+		uint64_t step = (op->off + moved) / IO_DIRECT_STEP * IO_DIRECT_STEP;
+
+		/* go on where O_DIRECT may: what lies between is moved twice.  Or not from the start on: then once more. */
+		step = step > op->off ? step - op->off : 0;
+		if (step <= op->own.moved) {
+			step = op->own.moved;
+			if (op->kind == IO_READ && io_at_end_of_file(op, moved))
+				return -ENODATA;
+			if (++op->own.tries > IO_TRIES_MAX)
+				return -EIO;
+		}
+		moved = step;
+	}
+	op->own.moved = moved;
+	return 0;
+}
+
+static void io_step_again(struct io *io, struct io_op *op, int64_t res)
+{
+	if (++op->own.tries > IO_TRIES_MAX) {
+		io_end(io, op, res);
+	} else if (res == -EINTR) {
+		queue_push_head(io_queue_of(io, op), op);
+	} else {
+		queue_push(&io->delayed, op);
+		io_arm_timer(io, op->own.tries);
+	}
+}
+
+/* An engine is done with @op: own.res. */
+static void io_step(struct io *io, struct io_op *op, bool by_ring)
+{
+	int64_t res = op->own.res;
+	int r;
+
+	if (by_ring && io_is_refusal(res) && !op->own.refused && io_open_twin(io) == 0) {
+		op->own.refused = (int)-res;
+		io_twin_start(io->twin, op);
+		return;
+	}
+	if (op->own.refused && res >= 0)
+		io_leave_ring(io, op->own.refused);
+	io->n_started--;
+	io->n_writes_started -= op->kind != IO_READ;
+	res = io_fault(op, res);
+	if (res == -EINTR || res == -EAGAIN) {
+		io_step_again(io, op, res);
+	} else if (res < 0) {
+		io_end(io, op, res);
+	} else if (op->kind == IO_DATASYNC) {
+		io_end(io, op, 0);
+	} else if (op->own.moved + (uint64_t)res >= op->own.total) {
+		io_end(io, op, (int64_t)op->own.total);
+	} else {
+		r = io_set_short(op, (uint64_t)res);
+		if (r < 0)
+			io_end(io, op, r);
+		else
+			queue_push_head(io_queue_of(io, op), op);
+	}
+}
+
+/* ---- the interface ---- */
+
+static int io_open_fds(struct io *io)
+{
+	io->wake_fd = epoll_create1(EPOLL_CLOEXEC);
+	if (io->wake_fd < 0)
+		return -errno;
+	io->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+	if (io->timer_fd < 0)
+		return -errno;
+	return io_watch(io, io->timer_fd);
+}
+
+static int io_open_engine(struct io *io, const struct io_opts *opts, char message[256])
+{
+	char why[URING_WHY_MAX] = "as configured";
+	int r;
+
+	if (opts->use_uring && io_ring_open(&io->ring, io->depth, &io->lock_fd, why) == 0) {
+		io->uring = true;
+		snprintf(message, 256, "disk I/O by io_uring, %u at once", io->depth);
+		return io_watch(io, io_ring_fd(io->ring));
+	}
+	r = io_open_twin(io);
+	if (r < 0)
+		snprintf(message, 256, "no disk I/O: threads: %s; io_uring: %s", strerror(-r), why);
+	else
+		snprintf(message, 256, "disk I/O by %u threads, not io_uring: %s", io->n_threads, why);
+	return r;
+}
+
+static void io_free(struct io *io)
+{
+	io_ring_close(io->ring);
+	io_twin_close(io->twin);
+	if (io->timer_fd >= 0)
+		close(io->timer_fd);
+	if (io->wake_fd >= 0)
+		close(io->wake_fd);
+	free(io);
+}
+
+int io_open(struct io **result, const struct io_opts *opts, char message[256])
+{
+	struct io *io = calloc(1, sizeof(*io));
+	int r;
+
+	*result = NULL;
+	if (!io)
+		return -ENOMEM;
+	io->wake_fd = io->timer_fd = -1;
+	io->lock_fd = opts->lock_fd;
+	io->depth = opts->depth ? opts->depth : 32;
+	if (io->depth > 4096)
+		io->depth = 4096;
+	io->n_threads = opts->threads ? opts->threads : 4;
+	r = io_open_fds(io);
+	if (r < 0)
+		snprintf(message, 256, "no disk I/O: %s", strerror(-r));
+	else
+		r = io_open_engine(io, opts, message);
+	if (r < 0) {
+		io_free(io);
+		return r;
+	}
+	*result = io;
+	return 0;
+}
+
+void io_close(struct io *io)
+{
+	if (!io)
+		return;
+	while (io->n_in_flight)
+		io_wait(io, loop_now() + 1000000000u);
+	if (io->lock_fd >= 0)
+		close(io->lock_fd);
+	io_free(io);
+}
+
+void io_submit(struct io *io, struct io_op *op)
+{
+	memset(&op->own, 0, sizeof(op->own));
+	for (int i = 0; i < op->n_iov; i++)
+		op->own.total += op->iov[i].iov_len;
+	io->n_in_flight++;
+	queue_push(io_queue_of(io, op), op);
+	io_start_more(io);
+}
+
+int io_fd(const struct io *io)
+{
+	return io->wake_fd;
+}
+
+static void io_timer(struct io *io)
+{
+	uint64_t count;
+	int r;
+
+	if (!io->timer_armed || read(io->timer_fd, &count, sizeof(count)) < 0)
+		return;
+	io->timer_armed = false;
+	for (struct io_op *op; (op = queue_pop(&io->delayed));)
+		queue_push_head(io_queue_of(io, op), op);
+	if (!io->uring || !io_ring_waits(io->ring))
+		return;
+	r = io_ring_push(io->ring);
+	if (r < 0)
+		r = io_rescue(io, -r);
+	if (r < 0 || (io->uring && io_ring_waits(io->ring)))
+		io_arm_timer(io, 3);
+}
+
+unsigned io_reap(struct io *io)
+{
+	uint64_t before = io->n_ended;
+	struct io_op *op;
+	unsigned n;
+
+	io_timer(io);
+	for (n = 0; n < IO_REAP_MAX && io->ring && (op = io_ring_ended(io->ring)); n++)
+		io_step(io, op, true);
+	for (; n < IO_REAP_MAX && io->twin && (op = io_twin_ended(io->twin)); n++)
+		io_step(io, op, false);
+	io_start_more(io);
+	return (unsigned)(io->n_ended - before);
+}
+
+unsigned io_wait(struct io *io, uint64_t deadline_ns)
+{
+	unsigned n;
+
+	while ((n = io_reap(io)) == 0 && io->n_in_flight) {
+		struct pollfd wake = {.fd = io->wake_fd, .events = POLLIN};
+		uint64_t now = loop_now(), ms = deadline_ns > now ? (deadline_ns - now + 999999) / 1000000 : 0;
+
+		if (!ms)
+			break;
+		poll(&wake, 1, ms > 1000 ? 1000 : (int)ms);
+	}
+	return n;
+}
+
+unsigned io_in_flight(const struct io *io)
+{
+	return io->n_in_flight;
+}
+
+bool io_is_uring(const struct io *io)
+{
+	return io->uring;
+}

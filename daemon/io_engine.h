@@ -1,0 +1,38 @@
+/*
+ * io_engine.h - inside of io.h: the two engines under io.c
+ *
+ * An engine moves one operation's own.iov at off + own.moved once and tells what the kernel said; queues, order, short
+ * transfers and errors are io.c's.
+ */
+#ifndef KVPOOL_IO_ENGINE_H
+#define KVPOOL_IO_ENGINE_H
+
+#include "io.h"
+#include "uring.h"
+
+struct io_ring;
+struct io_twin;
+
+/** io_ring_open() - Return: 0; -errno with @why. @lock_fd: as in struct io_opts. */
+int io_ring_open(struct io_ring **ring, unsigned depth, int *lock_fd, char why[URING_WHY_MAX]);
+void io_ring_close(struct io_ring *ring);
+int io_ring_fd(const struct io_ring *ring);
+/** io_ring_start() - at most depth at once. Return: 0; -errno: the kernel takes none any more, and has not got this one. */
+int io_ring_start(struct io_ring *ring, struct io_op *op);
+/** io_ring_push() - submit again what the kernel had no memory for. Return: as io_ring_start(). */
+int io_ring_push(struct io_ring *ring);
+/** io_ring_waits() - are there operations the kernel has not taken yet? */
+bool io_ring_waits(const struct io_ring *ring);
+/** io_ring_take_back() - after io_ring_start() failed: one op the kernel never got, or NULL */
+struct io_op *io_ring_take_back(struct io_ring *ring);
+/** io_ring_ended() - an op that has ended, own.res set; NULL: none now */
+struct io_op *io_ring_ended(struct io_ring *ring);
+
+/** io_twin_open() - Return: 0; -errno: not even one thread could be had. */
+int io_twin_open(struct io_twin **twin, unsigned threads);
+void io_twin_close(struct io_twin *twin);
+int io_twin_fd(const struct io_twin *twin);
+void io_twin_start(struct io_twin *twin, struct io_op *op);
+struct io_op *io_twin_ended(struct io_twin *twin);
+
+#endif

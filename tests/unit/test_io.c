@@ -1,0 +1,843 @@
+/* test_io.c - disk I/O, each test with the ring and with its twin on threads */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include "daemon/io.h"
+#include "daemon/loop.h"
+#include "refuse.h"
+#include "scratch.h"
+
+#define SECOND 1000000000ull
+
+static bool with_uring = true, with_threads = false;
+
+struct fixture {
+	struct io *io;
+	bool uring;
+	char dir[64], path[80];
+	int fd; /* through the page cache */
+	int direct_fd; /* -1: this file system has no O_DIRECT */
+	uint8_t *out, *in; /* 1 MiB each, aligned */
+	char message[256];
+};
+
+#define BUFFER (1u << 20)
+
+static int open_with_depth(struct fixture *f, unsigned depth)
+{
+	struct io_opts opts = {.depth = depth, .use_uring = f->uring, .lock_fd = -1};
+
+	return io_open(&f->io, &opts, f->message);
+}
+
+static int setup(void **state)
+{
+	bool uring = *(bool *)*state;
+	struct fixture *f = calloc(1, sizeof(*f));
+
+	fault_disarm();
+	f->uring = uring;
+	scratch_make(f->dir);
+	snprintf(f->path, sizeof(f->path), "%s/file", f->dir);
+	f->fd = open(f->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	f->direct_fd = open(f->path, O_RDWR | O_DIRECT | O_CLOEXEC);
+	f->out = aligned_alloc(4096, BUFFER);
+	f->in = aligned_alloc(4096, BUFFER);
+	for (size_t i = 0; i < BUFFER; i++)
+		f->out[i] = (uint8_t)(i * 131 + i / 256 * 7);
+	if (open_with_depth(f, 8) < 0)
+		return -1;
+	*state = f;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct fixture *f = *state;
+
+	fault_disarm();
+	io_close(f->io);
+	close(f->fd);
+	if (f->direct_fd >= 0)
+		close(f->direct_fd);
+	scratch_remove(f->dir);
+	free(f->out);
+	free(f->in);
+	free(f);
+	return 0;
+}
+
+struct job {
+	struct io_op op;
+	int64_t res;
+	unsigned n_done;
+	unsigned *order, at; /* when it ended, among those who share the counter */
+};
+
+static void job_done(struct io_op *op, int64_t res)
+{
+	struct job *job = op->owner;
+
+	job->res = res;
+	job->n_done++;
+	if (job->order)
+		job->at = ++*job->order;
+}
+
+static struct job job_of(enum io_kind kind, int fd, uint64_t off, void *bytes, size_t n)
+{
+	return (struct job){.op = {.kind = kind,
+				    .fd = fd,
+				    .off = off,
+				    .iov[0] = {bytes, n},
+				    .n_iov = bytes ? 1 : 0,
+				    .done = job_done}};
+}
+
+static void job_start(struct fixture *f, struct job *job)
+{
+	job->op.owner = job;
+	io_submit(f->io, &job->op);
+}
+
+static int64_t job_run(struct fixture *f, struct job job)
+{
+	uint64_t deadline = loop_now() + 20 * SECOND;
+
+	job_start(f, &job);
+	while (!job.n_done && loop_now() < deadline)
+		io_wait(f->io, deadline);
+	if (io_in_flight(f->io))
+		fail_msg("an operation has not ended");
+	assert_int_equal(job.n_done, 1);
+	return job.res;
+}
+
+static int64_t put(struct fixture *f, int fd, uint64_t off, void *bytes, size_t n)
+{
+	return job_run(f, job_of(IO_WRITE, fd, off, bytes, n));
+}
+
+static int64_t get(struct fixture *f, int fd, uint64_t off, void *bytes, size_t n)
+{
+	memset(bytes, 0xee, n);
+	return job_run(f, job_of(IO_READ, fd, off, bytes, n));
+}
+
+static void the_engine_asked_for_serves_and_the_message_names_it(void **state)
+{
+	struct fixture *f = *state;
+
+	assert_int_equal(io_is_uring(f->io), f->uring);
+	assert_non_null(strstr(f->message, f->uring ? "by io_uring" : "threads, not io_uring: as configured"));
+}
+
+static void what_was_written_is_read_back(void **state)
+{
+	static const size_t sizes[] = {1, 512, 4096, 5000, 12288, BUFFER};
+	struct fixture *f = *state;
+
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		assert_int_equal(put(f, f->fd, 77 * i, f->out, sizes[i]), sizes[i]);
+		assert_int_equal(get(f, f->fd, 77 * i, f->in, sizes[i]), sizes[i]);
+		assert_memory_equal(f->in, f->out, sizes[i]);
+	}
+	assert_int_equal(job_run(f, job_of(IO_DATASYNC, f->fd, 0, NULL, 0)), 0);
+}
+
+static void two_pieces_of_memory_go_down_as_one_and_come_back(void **state)
+{
+	struct fixture *f = *state;
+	struct job job = job_of(IO_WRITE, f->direct_fd >= 0 ? f->direct_fd : f->fd, 8192, f->out + 65536, 4096);
+
+	job.op.iov[1] = (struct iovec){f->out, 40960};
+	job.op.n_iov = 2;
+	assert_int_equal(job_run(f, job), 45056);
+	assert_int_equal(get(f, f->fd, 8192, f->in, 45056), 45056);
+	assert_memory_equal(f->in, f->out + 65536, 4096);
+	assert_memory_equal(f->in + 4096, f->out, 40960);
+}
+
+static void nothing_at_all_is_moved_at_once(void **state)
+{
+	struct fixture *f = *state;
+
+	assert_int_equal(get(f, f->fd, 0, f->in, 0), 0);
+}
+
+static void a_read_past_the_end_is_enodata(void **state)
+{
+	struct fixture *f = *state;
+
+	assert_int_equal(put(f, f->fd, 0, f->out, 5000), 5000);
+	assert_int_equal(get(f, f->fd, 4096, f->in, 4096), -ENODATA);
+	assert_int_equal(get(f, f->fd, 8192, f->in, 4096), -ENODATA);
+	if (f->direct_fd < 0)
+		return;
+	assert_int_equal(get(f, f->direct_fd, 0, f->in, 8192), -ENODATA);
+	assert_int_equal(get(f, f->direct_fd, 4096, f->in, 4096), -ENODATA);
+	assert_int_equal(get(f, f->direct_fd, 0, f->in, 4096), 4096);
+}
+
+static void short_transfers_are_continued(void **state)
+{
+	/* 1000 is no place where O_DIRECT may go on; 1 and 4000 are before the first such place: cut once, not for ever */
+	static const char *const faults[] = {"io.write.short=8192@%2,io.read.short=8192@%2",
+		"io.write.short=5000@%2,io.read.short=9000@%2", "io.write.short=1@%2,io.read.short=1@%2",
+		"io.write.short=4000@1,io.read.short=4000@1"};
+	struct fixture *f = *state;
+	int fds[2] = {f->fd, f->direct_fd};
+
+	for (int i = 0; i < 2; i++) {
+		size_t n = i ? 65536 : 9000;
+
+		for (size_t k = 0; k < sizeof(faults) / sizeof(faults[0]) && fds[i] >= 0; k++) {
+			fault_arm(faults[k]);
+			memset(f->in, 0, n);
+			assert_int_equal(pwrite(f->fd, f->in, n, 4096), n);
+			assert_int_equal(put(f, fds[i], 4096, f->out, n), n);
+			assert_int_equal(get(f, fds[i], 4096, f->in, n), n);
+			assert_memory_equal(f->in, f->out, n);
+			fault_disarm();
+			assert_int_equal(get(f, fds[i], 4096, f->in, n), n);
+			assert_memory_equal(f->in, f->out, n);
+		}
+	}
+}
+
+static void a_transfer_that_never_gets_anywhere_ends_with_eio(void **state)
+{
+	struct fixture *f = *state;
+
+	fault_arm("io.write.short=0");
+	assert_int_equal(put(f, f->fd, 0, f->out, 4096), -EIO);
+	if (f->direct_fd < 0)
+		return;
+	fault_arm("io.write.short=100");
+	assert_int_equal(put(f, f->direct_fd, 0, f->out, 4096), -EIO);
+}
+
+static void interrupted_and_refused_for_now_is_tried_again(void **state)
+{
+	struct fixture *f = *state;
+
+	fault_arm("io.write=-EINTR@1,io.write=-EAGAIN@2,io.write=-EAGAIN@3,io.read=-EAGAIN@1,io.read=-EINTR@2,"
+		  "io.sync=-EINTR@1");
+	assert_int_equal(put(f, f->fd, 0, f->out, 4096), 4096);
+	assert_int_equal(get(f, f->fd, 0, f->in, 4096), 4096);
+	assert_int_equal(job_run(f, job_of(IO_DATASYNC, f->fd, 0, NULL, 0)), 0);
+	assert_memory_equal(f->in, f->out, 4096);
+}
+
+static void trying_again_has_an_end(void **state)
+{
+	struct fixture *f = *state;
+	uint64_t start = loop_now();
+
+	fault_arm("io.write=-EAGAIN,io.sync=-EINTR");
+	assert_int_equal(put(f, f->fd, 0, f->out, 4096), -EAGAIN);
+	assert_int_equal(job_run(f, job_of(IO_DATASYNC, f->fd, 0, NULL, 0)), -EINTR);
+	assert_true(loop_now() - start < 10 * SECOND);
+}
+
+static void an_error_is_told_once_and_the_next_operation_is_served(void **state)
+{
+	struct fixture *f = *state;
+
+	fault_arm("io.write=-EIO@1,io.read=-EIO@1,io.sync=-ENOSPC@1");
+	assert_int_equal(put(f, f->fd, 0, f->out, 4096), -EIO);
+	assert_int_equal(put(f, f->fd, 0, f->out, 4096), 4096);
+	assert_int_equal(get(f, f->fd, 0, f->in, 4096), -EIO);
+	assert_int_equal(get(f, f->fd, 0, f->in, 4096), 4096);
+	assert_int_equal(job_run(f, job_of(IO_DATASYNC, f->fd, 0, NULL, 0)), -ENOSPC);
+	assert_int_equal(job_run(f, job_of(IO_DATASYNC, f->fd, 0, NULL, 0)), 0);
+	assert_int_equal(job_run(f, job_of(IO_READ, -1, 0, f->in, 4096)), -EBADF);
+	assert_int_equal(io_is_uring(f->io), f->uring);
+}
+
+static void an_operation_that_is_wrong_for_both_engines_changes_none(void **state)
+{
+	struct fixture *f = *state;
+
+	if (f->direct_fd < 0)
+		skip();
+	assert_int_equal(put(f, f->direct_fd, 0, f->out + 8, 1000), -EINVAL);
+	assert_int_equal(io_is_uring(f->io), f->uring);
+}
+
+/* B17: 64 clients with one operation each in flight, and a ring of 8. */
+struct client {
+	struct io_op op;
+	struct fixture *f;
+	unsigned left;
+	unsigned *n_done;
+	uint8_t *bytes;
+	bool failed;
+	uint64_t off;
+};
+
+static void client_next(struct client *c)
+{
+	c->op.kind = c->left % 2 ? IO_READ : IO_WRITE;
+	c->op.iov[0] = (struct iovec){c->bytes, 512};
+	if (c->op.kind == IO_WRITE)
+		memset(c->bytes, (int)(c->left % 251), 512);
+	else
+		memset(c->bytes, 0xee, 512);
+	io_submit(c->f->io, &c->op);
+}
+
+static void client_done(struct io_op *op, int64_t res)
+{
+	struct client *c = op->owner;
+
+	++*c->n_done;
+	if (res != 512 || (op->kind == IO_READ && c->bytes[511] != (uint8_t)((c->left + 1) % 251)))
+		c->failed = true;
+	if (--c->left)
+		client_next(c);
+}
+
+static void a_ring_of_8_survives_100000_requests_of_64_clients(void **state)
+{
+	enum { CLIENTS = 64, TOTAL = 100000 };
+	struct fixture *f = *state;
+	struct client clients[CLIENTS] = {0};
+	unsigned n_done = 0, ended = 0;
+	uint64_t deadline = loop_now() + 30 * SECOND;
+	int fd = memfd_create("kvpool-test", MFD_CLOEXEC);
+
+	for (unsigned i = 0; i < CLIENTS; i++) {
+		clients[i] = (struct client){.f = f,
+			.left = TOTAL / CLIENTS + (i < TOTAL % CLIENTS) + 1,
+			.n_done = &n_done,
+			.bytes = f->in + 4096 * i};
+		clients[i].left &= ~1u;
+		clients[i].op = (struct io_op){
+			.fd = fd, .off = 4096 * i, .n_iov = 1, .done = client_done, .owner = &clients[i]};
+		client_next(&clients[i]);
+	}
+	while (io_in_flight(f->io) && loop_now() < deadline)
+		ended += io_wait(f->io, deadline);
+	assert_int_equal(io_in_flight(f->io), 0);
+	assert_int_equal(ended, n_done);
+	assert_true(n_done >= TOTAL - CLIENTS);
+	for (unsigned i = 0; i < CLIENTS; i++)
+		assert_false(clients[i].failed);
+	close(fd);
+}
+
+static void a_read_overtakes_the_writes_that_wait(void **state)
+{
+	enum { N = 400 };
+	struct fixture *f = *state;
+	struct job *writes = calloc(N, sizeof(*writes)), read = job_of(IO_READ, f->fd, 0, f->in, 4096);
+	unsigned order = 0;
+
+	assert_int_equal(put(f, f->fd, 0, f->out, 4096), 4096);
+	for (unsigned i = 0; i < N; i++) {
+		writes[i] = job_of(IO_WRITE, f->fd, 4096 + 4096 * i, f->out, 4096);
+		writes[i].order = &order;
+		job_start(f, &writes[i]);
+	}
+	read.order = &order;
+	job_start(f, &read);
+	while (io_in_flight(f->io))
+		io_wait(f->io, loop_now() + SECOND);
+	assert_int_equal(read.res, 4096);
+	assert_true(read.at < 40); /* those under way, no more */
+	for (unsigned i = 0; i < N; i++)
+		assert_int_equal(writes[i].res, 4096);
+	free(writes);
+}
+
+struct stream {
+	struct job job;
+	struct fixture *f;
+	struct job *until;
+	unsigned n;
+};
+
+static void stream_done(struct io_op *op, int64_t res)
+{
+	struct stream *s = op->owner;
+
+	(void)res;
+	if (!s->until->n_done && ++s->n < 100000)
+		io_submit(s->f->io, op);
+}
+
+static void a_stream_of_reads_does_not_stop_a_write_for_ever(void **state)
+{
+	enum { N = 32 };
+	struct fixture *f = *state;
+	struct stream streams[N];
+	struct job write = job_of(IO_WRITE, f->fd, 0, f->out, 4096);
+	unsigned n = 0;
+
+	assert_int_equal(put(f, f->fd, 0, f->out, 4096), 4096);
+	for (unsigned i = 0; i < N; i++) {
+		streams[i] = (struct stream){.f = f, .until = &write};
+		streams[i].job = job_of(IO_READ, f->fd, 0, f->in + 4096 * i, 4096);
+		streams[i].job.op.done = stream_done;
+		streams[i].job.op.owner = &streams[i];
+		io_submit(f->io, &streams[i].job.op);
+	}
+	job_start(f, &write);
+	while (io_in_flight(f->io))
+		io_wait(f->io, loop_now() + SECOND);
+	for (unsigned i = 0; i < N; i++)
+		n += streams[i].n;
+	assert_int_equal(write.res, 4096);
+	assert_true(n < 20000);
+}
+
+static void offsets_beyond_2_and_4_gib_are_exact(void **state)
+{
+	static const uint64_t offs[] = {(1ull << 31) - 4096, 1ull << 31, (1ull << 32) - 4096, 1ull << 32, 0, 8192,
+		(1ull << 32) + 8192, 9ull << 32};
+	enum { N = sizeof(offs) / sizeof(offs[0]) };
+	struct fixture *f = *state;
+	int fd = f->direct_fd >= 0 ? f->direct_fd : f->fd;
+
+	for (unsigned i = 0; i < N; i++)
+		assert_int_equal(put(f, fd, offs[i], f->out + 4096 * i, 4096), 4096);
+	for (unsigned i = 0; i < N; i++) {
+		assert_int_equal(get(f, fd, offs[i], f->in, 4096), 4096);
+		assert_memory_equal(f->in, f->out + 4096 * i, 4096);
+	}
+}
+
+static void a_transfer_over_2_gib_is_told_in_full(void **state)
+{
+	const size_t half = 1500ull << 20;
+	struct fixture *f = *state;
+	void *zeros = mmap(NULL, half, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
+	struct job job = job_of(IO_WRITE, fd, 0, zeros, half);
+
+	assert_ptr_not_equal(zeros, MAP_FAILED);
+	job.op.iov[1] = job.op.iov[0];
+	job.op.n_iov = 2;
+	assert_int_equal(job_run(f, job), 2 * half);
+	munmap(zeros, half);
+	close(fd);
+}
+
+static bool is_readable(int fd)
+{
+	struct pollfd p = {.fd = fd, .events = POLLIN};
+
+	return poll(&p, 1, 0) == 1;
+}
+
+static void the_descriptor_is_readable_when_there_is_something_to_reap(void **state)
+{
+	struct fixture *f = *state;
+	struct job job = job_of(IO_WRITE, f->fd, 0, f->out, 4096);
+	struct pollfd p = {.fd = io_fd(f->io), .events = POLLIN};
+
+	assert_false(is_readable(io_fd(f->io)));
+	job_start(f, &job);
+	assert_int_equal(poll(&p, 1, 10000), 1);
+	assert_int_equal(job.n_done, 0);
+	assert_int_equal(io_reap(f->io), 1);
+	assert_int_equal(job.n_done, 1);
+	io_reap(f->io);
+	assert_false(is_readable(io_fd(f->io)));
+}
+
+static void source_reap(struct loop_source *source, uint32_t events)
+{
+	(void)events;
+	io_reap(source->owner);
+}
+
+static void ring_stop(struct loop_timer *timer)
+{
+	loop_stop(timer->owner);
+}
+
+static void both_loops_serve_the_engine_as_a_source(void **state)
+{
+	struct fixture *f = *state;
+
+	for (int by_uring = 0; by_uring < 2; by_uring++) {
+		struct loop_source source = {
+			.fd = io_fd(f->io), .events = LOOP_IN, .ready = source_reap, .owner = f->io};
+		struct loop_timer timer = {.ring = ring_stop};
+		struct job jobs[64];
+		struct loop *loop;
+		char message[256];
+
+		assert_int_equal(loop_open(&loop, by_uring, message), 0);
+		timer.owner = loop;
+		assert_int_equal(loop_add(loop, &source), 0);
+		for (unsigned i = 0; i < 64; i++) {
+			jobs[i] = job_of(IO_WRITE, f->fd, 4096 * i, f->out, 4096);
+			job_start(f, &jobs[i]);
+		}
+		for (unsigned turn = 0; turn < 100 && io_in_flight(f->io); turn++) {
+			loop_timer_set(loop, &timer, loop_now() + SECOND / 20);
+			assert_int_equal(loop_run(loop), 0);
+		}
+		for (unsigned i = 0; i < 64; i++)
+			assert_int_equal(jobs[i].res, 4096);
+		loop_del(loop, &source);
+		loop_close(loop);
+	}
+}
+
+static void closing_waits_for_what_is_in_flight(void **state)
+{
+	enum { N = 100 };
+	struct fixture *f = *state;
+	struct job jobs[N];
+
+	for (unsigned i = 0; i < N; i++) {
+		jobs[i] = job_of(IO_WRITE, f->fd, 4096 * i, f->out, 4096);
+		job_start(f, &jobs[i]);
+	}
+	io_close(f->io);
+	for (unsigned i = 0; i < N; i++) {
+		assert_int_equal(jobs[i].n_done, 1);
+		assert_int_equal(jobs[i].res, 4096);
+	}
+	assert_int_equal(open_with_depth(f, 8), 0);
+}
+
+static void the_engines_threads_block_all_signals(void **state)
+{
+	struct fixture *f = *state;
+	DIR *dir = opendir("/proc/self/task");
+	struct dirent *entry;
+	unsigned n = 0;
+
+	while ((entry = readdir(dir))) {
+		char path[300], line[128];
+		unsigned long long blocked = 0;
+		bool ours = false;
+		FILE *status;
+
+		if (entry->d_name[0] == '.' || atoi(entry->d_name) == getpid())
+			continue;
+		snprintf(path, sizeof(path), "/proc/self/task/%s/status", entry->d_name);
+		status = fopen(path, "re");
+		while (status && fgets(line, sizeof(line), status)) {
+			ours |= strcmp(line, "Name:\tkvpoold-io\n") == 0; /* io_uring's kernel workers are here too */
+			sscanf(line, "SigBlk: %llx", &blocked);
+		}
+		if (status)
+			fclose(status);
+		if (!ours)
+			continue;
+		n++;
+		for (int sig = 1; sig < 32; sig++)
+			if (sig != SIGKILL && sig != SIGSTOP && !(blocked & 1ull << (sig - 1)))
+				fail_msg("thread %s does not block signal %d", entry->d_name, sig);
+	}
+	closedir(dir);
+	assert_int_equal(n, f->uring ? 0 : 4);
+}
+
+static int lock_file(struct fixture *f, char path[96])
+{
+	int fd;
+
+	snprintf(path, 96, "%s/lock", f->dir);
+	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	assert_true(fd >= 0);
+	assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
+	return fd;
+}
+
+static bool lock_is_free(const char *path, unsigned seconds)
+{
+	uint64_t deadline = loop_now() + seconds * SECOND;
+	int fd = open(path, O_RDWR | O_CLOEXEC), r;
+
+	while ((r = flock(fd, LOCK_EX | LOCK_NB)) < 0 && loop_now() < deadline)
+		usleep(5000);
+	close(fd);
+	return r == 0;
+}
+
+static void the_lock_file_is_locked_as_long_as_the_engine_lives(void **state)
+{
+	struct fixture *f = *state;
+	struct io_opts opts = {.depth = 8, .use_uring = f->uring};
+	struct io *io;
+	char path[96];
+
+	opts.lock_fd = lock_file(f, path);
+	assert_int_equal(io_open(&io, &opts, f->message), 0);
+	assert_false(lock_is_free(path, 0));
+	if (f->uring) /* the ring has it; ours is closed */
+		assert_int_equal(fcntl(opts.lock_fd, F_GETFD), -1);
+	io_close(io);
+	assert_true(lock_is_free(path, 2));
+}
+
+static void the_lock_falls_when_the_process_is_killed(void **state)
+{
+	struct fixture *f = *state;
+	struct io_opts opts = {.depth = 8, .use_uring = f->uring};
+	struct io *io;
+	char path[96];
+	int ready[2];
+	pid_t pid;
+	char c;
+
+	assert_int_equal(pipe(ready), 0);
+	pid = fork();
+	if (pid == 0) {
+		opts.lock_fd = lock_file(f, path);
+		if (io_open(&io, &opts, f->message) == 0 && write(ready[1], "x", 1) == 1)
+			pause();
+		_exit(1);
+	}
+	assert_int_equal(read(ready[0], &c, 1), 1);
+	snprintf(path, sizeof(path), "%s/lock", f->dir);
+	assert_false(lock_is_free(path, 0));
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+	assert_true(lock_is_free(path, 5));
+	close(ready[0]);
+	close(ready[1]);
+}
+
+/* ---- B56: io_uring refused in every way there is ---- */
+
+static int round_trips(struct fixture *f)
+{
+	enum { N = 40 };
+	struct job jobs[N];
+
+	for (unsigned i = 0; i < N; i++) {
+		jobs[i] = job_of(IO_WRITE, f->fd, 4096 * i, f->out + 4096 * i, 4096);
+		job_start(f, &jobs[i]);
+	}
+	while (io_in_flight(f->io))
+		io_wait(f->io, loop_now() + SECOND);
+	for (unsigned i = 0; i < N; i++)
+		CHILD_CHECK(jobs[i].n_done == 1 && jobs[i].res == 4096);
+	jobs[0] = job_of(IO_READ, f->fd, 0, f->in, 4096 * N);
+	job_start(f, &jobs[0]);
+	while (io_in_flight(f->io))
+		io_wait(f->io, loop_now() + SECOND);
+	CHILD_CHECK(jobs[0].res == 4096 * N);
+	CHILD_CHECK(memcmp(f->in, f->out, 4096 * N) == 0);
+	return 0;
+}
+
+/* How many lines the body put on stderr: its warnings. */
+static unsigned stderr_lines(const char *path)
+{
+	FILE *log = fopen(path, "re");
+	char line[1024];
+	unsigned n = 0;
+
+	while (log && fgets(line, sizeof(line), log))
+		n += strstr(line, "not io_uring") != NULL;
+	if (log)
+		fclose(log);
+	return n;
+}
+
+struct refusal {
+	struct fixture *f;
+	int nr, err;
+	const char *word;
+};
+
+static int refused_from_the_start(void *arg)
+{
+	struct refusal *refusal = arg;
+	struct fixture *f = refusal->f;
+
+	refuse_syscall(refusal->nr, refusal->err);
+	f->uring = true;
+	CHILD_CHECK(open_with_depth(f, 8) == 0);
+	CHILD_CHECK(!io_is_uring(f->io));
+	CHILD_CHECK(strstr(f->message, "threads, not io_uring") && strstr(f->message, refusal->word));
+	if (round_trips(f) != 0)
+		return 1;
+	io_close(f->io);
+	return 0;
+}
+
+static void where_set_up_or_enter_is_refused_threads_serve(void **state)
+{
+	struct fixture *f = *state;
+	struct refusal refusals[] = {
+		{f, __NR_io_uring_setup, EPERM, "seccomp"},
+		{f, __NR_io_uring_setup, ENOSYS, "kernel"},
+		{f, __NR_io_uring_enter, EPERM, "io_uring_enter"},
+		{f, __NR_io_uring_enter, ENOSYS, "io_uring_enter"},
+	};
+
+	for (size_t i = 0; i < sizeof(refusals) / sizeof(refusals[0]); i++)
+		assert_int_equal(in_child(refused_from_the_start, &refusals[i]), 0);
+}
+
+static int register_refused(void *arg)
+{
+	struct fixture *f = arg;
+	struct io_opts opts = {.depth = 8, .use_uring = true};
+	char path[96];
+
+	refuse_syscall(__NR_io_uring_register, EPERM);
+	opts.lock_fd = lock_file(f, path);
+	CHILD_CHECK(io_open(&f->io, &opts, f->message) == 0);
+	CHILD_CHECK(io_is_uring(f->io));
+	CHILD_CHECK(fcntl(opts.lock_fd, F_GETFD) >= 0 && !lock_is_free(path, 0));
+	if (round_trips(f) != 0)
+		return 1;
+	io_close(f->io);
+	CHILD_CHECK(lock_is_free(path, 2));
+	return 0;
+}
+
+static void where_register_is_refused_the_ring_serves_without(void **state)
+{
+	assert_int_equal(in_child(register_refused, *state), 0);
+}
+
+static int operations_refused_at_start(void *arg)
+{
+	struct fixture *f = arg;
+
+	fault_arm("io.ring.try=-EINVAL@3"); /* the read */
+	CHILD_CHECK(open_with_depth(f, 8) == 0);
+	CHILD_CHECK(!io_is_uring(f->io) && strstr(f->message, "io_uring read"));
+	if (round_trips(f) != 0)
+		return 1;
+	io_close(f->io);
+	return 0;
+}
+
+static void where_single_operations_are_refused_at_start_threads_serve(void **state)
+{
+	assert_int_equal(in_child(operations_refused_at_start, *state), 0);
+}
+
+struct late {
+	struct fixture *f;
+	const char *fault; /* NULL: io_uring_enter() is refused */
+	char log[100];
+};
+
+static int refused_later(void *arg)
+{
+	struct late *late = arg;
+	struct fixture *f = late->f;
+	struct job early[8];
+
+	CHILD_CHECK(freopen(late->log, "w", stderr));
+	CHILD_CHECK(open_with_depth(f, 8) == 0 && io_is_uring(f->io));
+	for (unsigned i = 0; i < 8; i++) { /* in flight when it happens */
+		early[i] = job_of(IO_WRITE, f->fd, (1 << 20) + 4096 * i, f->out, 4096);
+		if (i == 5 && late->fault)
+			fault_arm(late->fault);
+		else if (i == 5)
+			refuse_syscall(__NR_io_uring_enter, EPERM);
+		job_start(f, &early[i]);
+	}
+	if (round_trips(f) != 0)
+		return 1;
+	for (unsigned i = 0; i < 8; i++)
+		CHILD_CHECK(early[i].n_done == 1 && early[i].res == 4096);
+	CHILD_CHECK(!io_is_uring(f->io));
+	io_close(f->io);
+	return 0;
+}
+
+static void refused_while_running_threads_take_over_and_one_line_says_so(void **state)
+{
+	struct fixture *f = *state;
+	struct late lates[] = {{f, NULL, ""}, {f, "io.ring=-EOPNOTSUPP", ""}, {f, "io.ring=-EINVAL", ""},
+		{f, "io.ring=-EPERM@2", ""}, {f, "io.ring.submit=-EPERM@1", ""}};
+
+	if (!f->uring)
+		skip();
+	for (size_t i = 0; i < sizeof(lates) / sizeof(lates[0]); i++) {
+		snprintf(lates[i].log, sizeof(lates[i].log), "%s/log", f->dir);
+		assert_int_equal(in_child(refused_later, &lates[i]), 0);
+		assert_int_equal(stderr_lines(lates[i].log), 1);
+	}
+}
+
+static int memory_short(void *arg)
+{
+	struct fixture *f = arg;
+
+	fault_arm("io.ring.submit=-EAGAIN@%2");
+	CHILD_CHECK(open_with_depth(f, 8) == 0 && io_is_uring(f->io));
+	if (round_trips(f) != 0)
+		return 1;
+	CHILD_CHECK(io_is_uring(f->io));
+	io_close(f->io);
+	return 0;
+}
+
+static void a_kernel_short_of_memory_is_asked_again(void **state)
+{
+	assert_int_equal(in_child(memory_short, *state), 0);
+}
+
+#define BOTH(test) \
+	{#test " (io_uring)", test, setup, teardown, &with_uring}, \
+	{ \
+#test " (threads)", test, setup, teardown, &with_threads \
+	}
+#define RING(test) \
+	{ \
+#test, test, setup, teardown, &with_uring \
+	}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		BOTH(the_engine_asked_for_serves_and_the_message_names_it),
+		BOTH(what_was_written_is_read_back),
+		BOTH(two_pieces_of_memory_go_down_as_one_and_come_back),
+		BOTH(nothing_at_all_is_moved_at_once),
+		BOTH(a_read_past_the_end_is_enodata),
+		BOTH(short_transfers_are_continued),
+		BOTH(a_transfer_that_never_gets_anywhere_ends_with_eio),
+		BOTH(interrupted_and_refused_for_now_is_tried_again),
+		RING(trying_again_has_an_end),
+		BOTH(an_error_is_told_once_and_the_next_operation_is_served),
+		BOTH(an_operation_that_is_wrong_for_both_engines_changes_none),
+		BOTH(a_ring_of_8_survives_100000_requests_of_64_clients),
+		BOTH(a_read_overtakes_the_writes_that_wait),
+		BOTH(a_stream_of_reads_does_not_stop_a_write_for_ever),
+		BOTH(offsets_beyond_2_and_4_gib_are_exact),
+		BOTH(a_transfer_over_2_gib_is_told_in_full),
+		BOTH(the_descriptor_is_readable_when_there_is_something_to_reap),
+		BOTH(both_loops_serve_the_engine_as_a_source),
+		BOTH(closing_waits_for_what_is_in_flight),
+		BOTH(the_engines_threads_block_all_signals),
+		BOTH(the_lock_file_is_locked_as_long_as_the_engine_lives),
+		BOTH(the_lock_falls_when_the_process_is_killed),
+		RING(where_set_up_or_enter_is_refused_threads_serve),
+		RING(where_register_is_refused_the_ring_serves_without),
+		RING(where_single_operations_are_refused_at_start_threads_serve),
+		RING(refused_while_running_threads_take_over_and_one_line_says_so),
+		RING(a_kernel_short_of_memory_is_asked_again),
+	};
+
+	return cmocka_run_group_tests_name("io", tests, NULL, NULL);
+}
