@@ -1,0 +1,317 @@
+/*
+ * admin.c - kvctl ping, drain, evict: what needs the daemon to answer; and the way to its admin socket
+ *
+ * Every wait has a deadline.  The daemon's answer is copied once, checked, then used.
+ */
+#define _GNU_SOURCE 1
+#include "admin.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kvctl.h"
+#include "kvpool.h"
+#include "kvpool_shm.h"
+#include "ns.h"
+#include "option.h"
+#include "pool.h"
+#include "quantity.h"
+#include "snapshot.h"
+
+#define SECOND_NS 1000000000ull
+#define ANSWER_GRACE_NS (5 * SECOND_NS) /* after the deadline the daemon was given */
+
+/* The daemon's socket: as said, else from the header of the pool of that name. */
+static int socket_of(const struct options *options, char path[KVP_SOCKET_MAX])
+{
+	struct pool pool;
+	int r;
+
+	if (options->socket || !options->name)
+		return pool_socket_path(options->socket, path);
+	r = pool_find(&pool, NULL, options->name);
+	if (!r)
+		memcpy(path, pool.socket, KVP_SOCKET_MAX);
+	return r;
+}
+
+int admin_socket_path(const struct options *options, const char *admin, char path[KVP_SOCKET_MAX])
+{
+	char socket[KVP_SOCKET_MAX];
+	int r;
+
+	if (admin)
+		return pool_socket_path(admin, path);
+	r = socket_of(options, socket);
+	if (r)
+		return r;
+	if (strlen(socket) + sizeof(".admin") > KVP_SOCKET_MAX) {
+		complain("socket %s: with .admin it is longer than a Unix address: give --admin PATH", socket);
+		return KVCTL_USAGE;
+	}
+	memcpy(path, socket, strlen(socket));
+	memcpy(path + strlen(socket), ".admin", sizeof(".admin"));
+	return 0;
+}
+
+int admin_connect(const char *path)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct timeval limit = {.tv_sec = 2}; /* a full backlog of a hung daemon */
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	int r;
+
+	if (fd < 0)
+		return -errno;
+	memcpy(address.sun_path, path, strlen(path) + 1);
+	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+	if (connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0) {
+		r = errno == EAGAIN ? -ETIMEDOUT : -errno;
+		close(fd);
+		return r;
+	}
+	return fd;
+}
+
+bool admin_nobody(int error)
+{
+	return error == -ENOENT || error == -ECONNREFUSED;
+}
+
+void admin_complain(const char *what, const char *path, int error)
+{
+	if (admin_nobody(error))
+		complain("%s: nobody listens at %s (%s): is kvpoold running? choose it with --socket or --name", what,
+			path, strerror(-error));
+	else if (error == -EACCES || error == -EPERM)
+		complain("%s: %s does not let you in (%s): only root and the operators' group may", what, path,
+			strerror(-error));
+	else if (error == -ETIMEDOUT)
+		complain("%s: no answer at %s in time: kvctl stats tells how the daemon does", what, path);
+	else if (error == -ECONNRESET || error == -EPIPE)
+		complain("%s: the daemon closed %s: only root and the operators' group may use it; its log says why",
+			what, path);
+	else
+		complain("%s: %s: %s", what, path, strerror(-error));
+}
+
+static int answer_check(
+	const char *what, const char *packet, ssize_t n, uint16_t type, struct kvp_wire_admin_done *done)
+{
+	struct kvp_msg msg;
+	char text[300];
+
+	if (n < (ssize_t)sizeof(msg))
+		return -EPROTO;
+	memcpy(&msg, packet, sizeof(msg));
+	if (msg.magic != KVP_WIRE_MAGIC || msg.bytes != (size_t)n || msg.type != (type | KVP_MSG_REPLY))
+		return -EPROTO;
+	if (msg.status < 0) {
+		text_clean(text, sizeof(text), packet + sizeof(msg), (size_t)n - sizeof(msg));
+		complain("%s: the daemon refuses: %s", what, text[0] ? text : strerror(-msg.status));
+		return 1;
+	}
+	if ((size_t)n < sizeof(msg) + sizeof(*done))
+		return -EPROTO;
+	memcpy(done, packet + sizeof(msg), sizeof(*done));
+	return 0;
+}
+
+int admin_ask(int fd, const char *what, uint16_t type, const struct kvp_wire_admin *ask, uint64_t deadline_ns,
+	struct kvp_wire_admin_done *done)
+{
+	struct {
+		struct kvp_msg msg;
+		struct kvp_wire_admin body;
+	} packet = {
+		.msg = {.magic = KVP_WIRE_MAGIC, .type = type, .bytes = sizeof(packet), .id = 1},
+		.body = *ask,
+	};
+	char answer[4096];
+
+	if (send(fd, &packet, sizeof(packet), MSG_NOSIGNAL) < 0)
+		return errno == EAGAIN ? -ETIMEDOUT : -errno;
+	for (;;) {
+		uint64_t now = now_ns();
+		struct pollfd wait = {.fd = fd, .events = POLLIN};
+		int ms = now >= deadline_ns ? 0 : (int)((deadline_ns - now + 999999) / 1000000);
+		int r = poll(&wait, 1, ms);
+		ssize_t n;
+
+		if (r < 0 && errno != EINTR)
+			return -errno;
+		if (r == 0)
+			return -ETIMEDOUT;
+		if (r < 0)
+			continue;
+		n = recv(fd, answer, sizeof(answer), MSG_DONTWAIT);
+		if (n < 0 && (errno == EINTR || errno == EAGAIN))
+			continue;
+		if (n <= 0)
+			return n < 0 ? -errno : -ECONNRESET;
+		return answer_check(what, answer, n, type, done);
+	}
+}
+
+/* One operator's message, from connect to answer. Return: 0; exit code (said). */
+static int admin_do(const struct options *options, const char *admin, uint16_t type, struct kvp_wire_admin *ask,
+	uint64_t limit_ns, struct kvp_wire_admin_done *done)
+{
+	char path[KVP_SOCKET_MAX];
+	int r = admin_socket_path(options, admin, path);
+	int fd;
+
+	if (r)
+		return r;
+	fd = admin_connect(path);
+	if (fd < 0) {
+		admin_complain(options->command, path, fd);
+		return admin_nobody(fd) || fd == -ETIMEDOUT ? KVCTL_DOWN : KVCTL_FAILED;
+	}
+	ask->deadline_ns = now_ns() + limit_ns;
+	r = admin_ask(fd, options->command, type, ask, ask->deadline_ns + ANSWER_GRACE_NS, done);
+	close(fd);
+	if (r < 0)
+		admin_complain(options->command, path, r);
+	return !r ? 0 : r == -ETIMEDOUT ? KVCTL_DOWN : KVCTL_FAILED;
+}
+
+int drain_command(int argc, char **argv)
+{
+	static const struct option longs[] = {OPTION_POOL, {"deadline", required_argument, NULL, 'd'},
+		{"admin", required_argument, NULL, 'a'}, OPTION_LAST};
+	struct options options = {.command = "drain", .longs = longs, .argc = argc, .argv = argv};
+	struct kvp_wire_admin ask = {0};
+	struct kvp_wire_admin_done done;
+	uint64_t limit_ns = 30 * SECOND_NS;
+	const char *admin = NULL;
+	int c, r;
+
+	while ((c = option_next(&options)) >= 0) {
+		if (c == 'a')
+			admin = optarg;
+		if (c == 'd' && quantity_parse_seconds(optarg, &limit_ns) < 0)
+			return option_exit(option_wrong(&options, "--deadline", optarg, "a number of seconds"));
+	}
+	if (c != OPTION_END)
+		return option_exit(c);
+	r = admin_do(&options, admin, KVP_MSG_DRAIN, &ask, limit_ns, &done);
+	if (r)
+		return r;
+	printf("drained: %" PRIu64 " blocks written, %" PRIu64 " left%s\n", done.n_done, done.n_left,
+		done.n_left ? " at the deadline: drain again, with a longer --deadline" : "");
+	return output_end(done.n_left ? KVCTL_FAILED : KVCTL_DONE);
+}
+
+static int evict_ns(const struct options *options, const char *name, uint64_t *ns_id)
+{
+	struct snapshot snapshot;
+	struct pool pool;
+	int r = pool_find(&pool, options->socket, options->name);
+
+	if (!r)
+		r = snapshot_take(&snapshot, &pool, false);
+	if (r)
+		return r;
+	r = ns_choose(&snapshot, name, ns_id);
+	snapshot_free(&snapshot);
+	return r;
+}
+
+int evict_command(int argc, char **argv)
+{
+	static const struct option longs[] = {OPTION_POOL, {"ns", required_argument, NULL, 'N'},
+		{"admin", required_argument, NULL, 'a'}, OPTION_LAST};
+	struct options options = {.command = "evict", .longs = longs, .argc = argc, .argv = argv, .max_rest = 1};
+	struct kvp_wire_admin ask = {.n = UINT64_MAX};
+	const char *ns = NULL, *admin = NULL;
+	struct kvp_wire_admin_done done;
+	int c, r;
+
+	while ((c = option_next(&options)) >= 0) {
+		if (c == 'N')
+			ns = optarg;
+		if (c == 'a')
+			admin = optarg;
+	}
+	if (c != OPTION_END)
+		return option_exit(c);
+	if (optind < argc && quantity_parse_count(argv[optind], 1, UINT64_MAX, &ask.n) < 0)
+		return option_exit(option_wrong(&options, "N", argv[optind], "a number of blocks, 1 at least"));
+	r = ns ? evict_ns(&options, ns, &ask.ns_id) : 0;
+	if (!r)
+		r = admin_do(&options, admin, KVP_MSG_EVICT, &ask, 10 * SECOND_NS, &done);
+	if (r)
+		return r;
+	printf("evicted: %" PRIu64 " blocks\n", done.n_done);
+	return output_end(KVCTL_DONE);
+}
+
+/* Until it serves or time is up; the library's own back-off would make us late. */
+static int ping_wait(const char *socket, uint64_t deadline_ns, char *why, size_t room, uint64_t *took_ns)
+{
+	int r = -KVP_EDETACHED;
+
+	do {
+		uint64_t now = now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000 : 0;
+		struct kvp_open_opts opts = {
+			.size = sizeof(opts),
+			.socket = socket,
+			.connect_timeout_ms = left_ms ? (uint32_t)left_ms : 1,
+			.comm = "kvctl ping",
+			.flags = KVP_OPEN_NO_PREFAULT,
+			.stock_blocks = KVP_STOCK_NONE,
+		};
+		struct kvp_client *client;
+
+		r = kvp_open(&opts, &client);
+		if (r < 0) {
+			snprintf(why, room, "%s", strerror(-r));
+			return r;
+		}
+		*took_ns = now_ns();
+		r = kvp_ping(client, now_ns() + SECOND_NS < deadline_ns ? deadline_ns : now_ns() + SECOND_NS);
+		*took_ns = now_ns() - *took_ns;
+		snprintf(why, room, "%s", r < 0 ? kvp_error(client) : "");
+		if (kvp_state(client, NULL) == KVP_INCOMPATIBLE)
+			r = -KVP_EVERSION;
+		kvp_close(client);
+		if (!r || r == -KVP_EVERSION || now_ns() >= deadline_ns)
+			return r;
+		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+	} while (now_ns() < deadline_ns);
+	return r;
+}
+
+int ping_command(int argc, char **argv)
+{
+	static const struct option longs[] = {OPTION_POOL, {"timeout", required_argument, NULL, 't'}, OPTION_LAST};
+	struct options options = {.command = "ping", .longs = longs, .argc = argc, .argv = argv};
+	uint64_t limit_ns = SECOND_NS, took_ns = 0;
+	char socket[KVP_SOCKET_MAX], why[300];
+	int c, r;
+
+	while ((c = option_next(&options)) >= 0)
+		if (quantity_parse_seconds(optarg, &limit_ns) < 0)
+			return option_exit(option_wrong(&options, "--timeout", optarg, "a number of seconds"));
+	if (c != OPTION_END)
+		return option_exit(c);
+	r = socket_of(&options, socket);
+	if (r)
+		return r;
+	r = ping_wait(socket, now_ns() + limit_ns, why, sizeof(why), &took_ns);
+	if (r < 0) {
+		complain("ping: no daemon serves at %s (%s)%s%s", socket, strerror(-r), why[0] ? ": " : "", why);
+		return r == -KVP_EVERSION ? KVCTL_NO_POOL : KVCTL_DOWN;
+	}
+	printf("serving at %s, %.0f us\n", socket, (double)took_ns / 1000);
+	return output_end(KVCTL_DONE);
+}

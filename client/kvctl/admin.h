@@ -1,0 +1,25 @@
+/*
+ * admin.h - the daemon's admin socket
+ */
+#ifndef KVCTL_ADMIN_H
+#define KVCTL_ADMIN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kvpool_wire.h"
+#include "option.h"
+
+/** admin_socket_path() - @admin, else the daemon's socket + ".admin". Return: 0; exit code (said). */
+int admin_socket_path(const struct options *options, const char *admin, char path[KVP_SOCKET_MAX]);
+/** admin_connect() - waits 2 s at most. Return: a descriptor; -ETIMEDOUT; -errno. */
+int admin_connect(const char *path);
+/** admin_nobody() - does this error of admin_connect() mean that no daemon is there? */
+bool admin_nobody(int error);
+/** admin_complain() - say what went wrong with @what */
+void admin_complain(const char *what, const char *path, int error);
+/** admin_ask() - one message and its answer by the deadline. Return: 0; 1: refused (said); -ETIMEDOUT; -EPROTO; -errno. */
+int admin_ask(int fd, const char *what, uint16_t type, const struct kvp_wire_admin *ask, uint64_t deadline_ns,
+	struct kvp_wire_admin_done *done);
+
+#endif

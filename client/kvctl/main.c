@@ -1,0 +1,143 @@
+/*
+ * main.c - kvctl: which command, and what all have in common: help, complaints, the end of the output
+ */
+#include "kvctl.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kvpool.h"
+
+struct command {
+	const char *name;
+	int (*run)(int argc, char **argv);
+	const char *arguments;
+	const char *summary;
+	const char *details;
+};
+
+#define POOL_HELP \
+	"  --socket PATH   the daemon's socket (else KVPOOL_SOCKET, else " KVP_DEFAULT_SOCKET ")\n" \
+	"  --name NAME     the pool of that name\n"
+#define JSON_HELP "  --json          for programs\n"
+
+static const struct command commands[] = {
+	{"stats", stats_command, "[--json] [--watch [SECONDS]]", "all counters, also with the daemon hung or dead",
+		POOL_HELP JSON_HELP "  --watch [S]     again every S seconds (1)\n"},
+	{"ns", ns_command, "[--json]", "namespaces", POOL_HELP JSON_HELP},
+	{"clients", clients_command, "[--json]", "client sessions", POOL_HELP JSON_HELP},
+	{"check", check_command, "[--json]", "recount everything and compare; exit 1 if an invariant is violated",
+		POOL_HELP JSON_HELP "Needs root or the daemon's user: it reads every object of the pool.\n"},
+	{"ping", ping_command, "[--timeout SECONDS]", "does the daemon serve? exit 0 as soon as it does",
+		POOL_HELP "  --timeout S     wait at most so long (1)\n"},
+	{"drain", drain_command, "[--deadline SECONDS]", "write what is worth it to the spill store",
+		POOL_HELP "  --admin PATH    the admin socket (socket + .admin)\n"
+			  "  --deadline S    stop then (30)\n"},
+	{"evict", evict_command, "[--ns NAME|ID] [N]", "drop N blocks from memory, or all that nobody holds",
+		POOL_HELP "  --admin PATH    the admin socket (socket + .admin)\n"
+			  "  --ns NAME|ID    of this namespace only\n"},
+	{"purge", purge_command, "", "remove the pool from memory, its daemon too",
+		POOL_HELP "  --admin PATH    the admin socket (socket + .admin)\n"
+			  "With no daemon: as root or the pool's owner. The spill store stays.\n"},
+	{"plan", plan_command, "--layers N --kv-heads N --head-dim N --dtype T --block-tokens N --pool SIZE",
+		"what a model needs, and what a pool holds",
+		"  --dim-v N       dimension of V, if not that of K\n"
+		"  --dtype T       f32, f16, bf16, int8 or int4\n"
+		"  --scale-bytes N int8, int4: bytes of scales for each token and head of K and of V (4)\n"
+		"  --slab SIZE     unit of memory (max(64M, pool / 4096))\n"
+		"  --spill SIZE    room of the spill store\n"
+		"  --context N     tokens of a context (8192)\n"
+		"  --heads N       query heads (those of K)\n"
+		"  --hidden N      width of the model; with it, or --params, the arithmetic of a step\n"
+		"  --params N      weights, e.g. 8G (else 12 x layers x hidden^2)\n"
+		"  --weight-bytes N  bytes of one weight (2)\n" JSON_HELP},
+};
+#define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
+
+void complain(const char *format, ...)
+{
+	va_list args;
+
+	fflush(stdout); /* in the order it happened, where both go to one place */
+	fprintf(stderr, "kvctl: ");
+	va_start(args, format);
+	vfprintf(stderr, format, args);
+	va_end(args);
+	fputc('\n', stderr);
+}
+
+int output_end(int code)
+{
+	errno = 0;
+	if (fflush(stdout) == 0 && !ferror(stdout))
+		return code;
+	fprintf(stderr, "kvctl: standard output took not all: %s\n", strerror(errno ? errno : EIO));
+	return KVCTL_OUTPUT;
+}
+
+static const struct command *command_find(const char *name)
+{
+	for (size_t i = 0; i < N_COMMANDS; i++)
+		if (!strcmp(commands[i].name, name))
+			return &commands[i];
+	return NULL;
+}
+
+static void usage_all(FILE *to)
+{
+	fprintf(to, "usage: kvctl COMMAND [OPTION]...\n\nLooks at and runs a kvpool; see kvctl(1).\n\n");
+	for (size_t i = 0; i < N_COMMANDS; i++)
+		fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].summary);
+	fprintf(to, "  %-8s %s\n\n", "help", "of one command");
+	fprintf(to, "Exit codes: 0 fine, 1 failed or violated, 2 usage, 3 daemon not serving,\n"
+		    "4 no readable pool, 5 output not taken.\n");
+}
+
+int usage_print(const char *name)
+{
+	const struct command *command = command_find(name);
+
+	printf("usage: kvctl %s %s\n%s\n\n%s", command->name, command->arguments, command->summary, command->details);
+	return KVCTL_DONE;
+}
+
+static int help_command(int argc, char **argv)
+{
+	if (argc < 2) {
+		usage_all(stdout);
+		return output_end(KVCTL_DONE);
+	}
+	if (!command_find(argv[1])) {
+		complain("help: no command \"%s\"; kvctl help lists them", argv[1]);
+		return KVCTL_USAGE;
+	}
+	return output_end(usage_print(argv[1]));
+}
+
+int main(int argc, char **argv)
+{
+	const struct command *command;
+
+	/* a closed pipe is a failed write, said by output_end() */
+	signal(SIGPIPE, SIG_IGN);
+	if (argc < 2) {
+		usage_all(stderr);
+		return KVCTL_USAGE;
+	}
+	if (!strcmp(argv[1], "help") || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))
+		return help_command(argc - 1, argv + 1);
+	if (!strcmp(argv[1], "--version")) {
+		printf("kvctl %d.%d\n", KVP_VERSION_MAJOR, KVP_VERSION_MINOR);
+		return output_end(KVCTL_DONE);
+	}
+	command = command_find(argv[1]);
+	if (!command) {
+		complain("%s \"%s\"; kvctl help lists the commands",
+			argv[1][0] == '-' ? "the command comes first, not" : "no command", argv[1]);
+		return KVCTL_USAGE;
+	}
+	return command->run(argc - 1, argv + 1);
+}

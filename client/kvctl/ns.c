@@ -1,0 +1,198 @@
+/* ns.c - see ns.h */
+#include "ns.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvctl.h"
+#include "option.h"
+#include "quantity.h"
+#include "report.h"
+#include "table.h"
+
+const char *ns_name(const struct kvp_ns_row *row, char text[KVP_NAME_MAX])
+{
+	return text_clean(text, KVP_NAME_MAX, row->name, sizeof(row->name));
+}
+
+static const char *layout_name(uint32_t layout)
+{
+	switch (layout) {
+	case KVP_LAYOUT_HND:
+		return "HND";
+	case KVP_LAYOUT_NHD:
+		return "NHD";
+	case KVP_LAYOUT_TILED:
+		return "TILED";
+	case KVP_LAYOUT_OPAQUE:
+		return "OPAQUE";
+	default:
+		return "?";
+	}
+}
+
+json_t *ns_json(const struct kvp_ns_row *row)
+{
+	struct ns_balance balance = report_balance(&row->counters);
+	json_t *json = json_object(), *sum = json_object();
+
+	json_object_set_new(json, "name", json_text(row->name, sizeof(row->name)));
+	json_object_set_new(json, "ns_id", json_id(C(row->ns_id)));
+	json_object_set_new(json, "base_id", row->base_id ? json_id(row->base_id) : json_null());
+	json_object_set_new(json, "owner_uid", json_integer(row->owner_uid));
+	json_object_set_new(json, "mode", json_sprintf("%04o", row->mode));
+	json_object_set_new(json, "copied", json_boolean(row->flags & KVP_NS_COPIED));
+	json_object_set_new(json, "layout", json_string(layout_name(row->layout)));
+	json_object_set_new(json, "block_tokens", json_integer(row->block_tokens));
+	json_object_set_new(json, "block_bytes", json_u64(row->block_bytes));
+	json_object_set_new(json, "slab_bytes", json_u64(row->slab_bytes));
+	json_object_set_new(json, "slots_per_slab", json_integer(row->slots_per_slab));
+	json_object_set_new(json, "counters", report_ns_counters_json(&row->counters));
+	json_object_set_new(sum, "free", json_u64(C(row->counters.free)));
+	json_object_set_new(sum, "held", json_u64(C(row->counters.held)));
+	json_object_set_new(sum, "evictable", json_u64(balance.evictable));
+	json_object_set_new(sum, "in_transit", json_u64(balance.in_transit));
+	json_object_set_new(sum, "total", json_u64(balance.total));
+	json_object_set_new(sum, "holds", json_boolean(balance.holds));
+	json_object_set_new(json, "conservation", sum);
+	return json;
+}
+
+void ns_print(const struct snapshot *snapshot, unsigned indent)
+{
+	static const char *const heads[] = {
+		"<NAMESPACE", "<OWNER", ">BLOCK", ">HOT", ">HELD", ">COLD", ">ASKED", ">DRAM", ">SPILL"};
+	struct table table;
+
+	table_init(&table, heads, 9);
+	for (unsigned i = 0; i < snapshot->n_ns; i++) {
+		const struct kvp_ns_row *row = &snapshot->ns[i];
+		const struct kvp_ns_counters *c = &row->counters;
+		char name[KVP_NAME_MAX], user[32], text[QUANTITY_ROOM];
+
+		table_cell(&table, "%.14s", ns_name(row, name));
+		table_cell(&table, "%.8s", report_user(row->owner_uid, user));
+		table_cell(&table, "%s", quantity_bytes(text, row->block_bytes));
+		table_cell(&table, "%s", quantity_short(text, C(c->published)));
+		table_cell(&table, "%s", quantity_short(text, C(c->held)));
+		table_cell(&table, "%s", quantity_short(text, C(c->cold)));
+		table_cell(&table, "%s", quantity_short(text, C(c->lookups)));
+		table_cell(&table, "%s", quantity_share_short(text, C(c->hits_ram), C(c->lookups)));
+		table_cell(&table, "%s", quantity_share_short(text, C(c->hits_spill), C(c->lookups)));
+	}
+	table_print(&table, indent);
+}
+
+static bool ns_id_parse(const char *text, uint64_t *id)
+{
+	char *end;
+
+	if (strlen(text) != 16 || text[strspn(text, "0123456789abcdef")])
+		return false;
+	*id = strtoull(text, &end, 16);
+	return *id != 0;
+}
+
+int ns_choose(const struct snapshot *snapshot, const char *text, uint64_t *ns_id)
+{
+	char list[512] = "";
+	size_t n = 0;
+	unsigned found = 0;
+	uint64_t id;
+
+	if (ns_id_parse(text, &id) && snapshot_ns(snapshot, id)) {
+		*ns_id = id;
+		return 0;
+	}
+	for (unsigned i = 0; i < snapshot->n_ns; i++) {
+		const struct kvp_ns_row *row = &snapshot->ns[i];
+		char name[KVP_NAME_MAX];
+
+		if (strcmp(ns_name(row, name), text))
+			continue;
+		*ns_id = C(row->ns_id);
+		found++;
+		if (n < sizeof(list))
+			n += (size_t)snprintf(list + n, sizeof(list) - n,
+				"%s%016" PRIx64 " (uid %u, block %" PRIu64 " B)", found > 1 ? ", " : "", *ns_id,
+				row->owner_uid, row->block_bytes);
+	}
+	if (found == 1)
+		return 0;
+	if (found)
+		complain("%u namespaces are called %s: choose one by its id: %s", found, text, list);
+	else
+		complain("no namespace %s; kvctl ns lists them", text);
+	return KVCTL_FAILED;
+}
+
+/* More than the table of kvctl stats: what a namespace is, under its line. */
+static void ns_print_details(const struct snapshot *snapshot)
+{
+	for (unsigned i = 0; i < snapshot->n_ns; i++) {
+		const struct kvp_ns_row *row = &snapshot->ns[i];
+		char name[KVP_NAME_MAX], slab[QUANTITY_ROOM], base[48] = "";
+
+		if (row->base_id)
+			snprintf(base, sizeof(base), ", base %016" PRIx64, row->base_id);
+		printf("\n%s  id %016" PRIx64 ", mode %04o%s\n", ns_name(row, name), (uint64_t)C(row->ns_id), row->mode,
+			base);
+		printf("  %s, %u tokens a block, %" PRIu64 " bytes, %u blocks in a slab of %s, writers %s\n",
+			layout_name(row->layout), row->block_tokens, row->block_bytes, row->slots_per_slab,
+			quantity_bytes(slab, row->slab_bytes), row->flags & KVP_NS_COPIED ? "copied" : "in place");
+		printf("  stored %" PRIu64 ", evicted %" PRIu64 " (%" PRIu64 " dropped), restored %" PRIu64
+		       ", refused %" PRIu64 ", no room %" PRIu64 "\n",
+			(uint64_t)C(row->counters.stored), (uint64_t)C(row->counters.evicted),
+			(uint64_t)C(row->counters.dropped), (uint64_t)C(row->counters.restored),
+			(uint64_t)C(row->counters.rejected), (uint64_t)C(row->counters.no_room));
+	}
+}
+
+static int ns_show(const struct pool *pool, const struct snapshot *snapshot, bool as_json)
+{
+	json_t *json, *list;
+
+	if (!as_json) {
+		report_head(pool);
+		report_inconsistent(pool, snapshot);
+		printf("\n");
+		if (!snapshot->n_ns)
+			printf("no namespaces\n");
+		else
+			ns_print(snapshot, 0);
+		ns_print_details(snapshot);
+		return report_exit(pool);
+	}
+	json = json_object();
+	list = json_array();
+	json_object_set_new(json, "pool", report_pool_json(pool));
+	json_object_set_new(json, "inconsistent", json_boolean(snapshot->inconsistent));
+	for (unsigned i = 0; i < snapshot->n_ns; i++)
+		json_array_append_new(list, ns_json(&snapshot->ns[i]));
+	json_object_set_new(json, "namespaces", list);
+	return report_json_print(json, 0) ? KVCTL_FAILED : report_exit(pool);
+}
+
+int ns_command(int argc, char **argv)
+{
+	static const struct option longs[] = {OPTION_POOL, OPTION_JSON, OPTION_LAST};
+	struct options options = {.command = "ns", .longs = longs, .argc = argc, .argv = argv};
+	struct snapshot snapshot;
+	struct pool pool;
+	int c, r;
+
+	c = option_next(&options);
+	if (c != OPTION_END)
+		return option_exit(c);
+	r = pool_find(&pool, options.socket, options.name);
+	if (!r)
+		r = snapshot_take(&snapshot, &pool, false);
+	if (r)
+		return r;
+	r = ns_show(&pool, &snapshot, options.json);
+	snapshot_free(&snapshot);
+	return output_end(r);
+}

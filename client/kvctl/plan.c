@@ -1,0 +1,308 @@
+/*
+ * plan.c - kvctl plan; see plan.h.  The formulas and their sources are in kvctl(1).
+ */
+#include "plan.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kvctl.h"
+#include "kvpool_desc.h"
+#include "kvpool_shm.h"
+#include "option.h"
+#include "quantity.h"
+#include "report.h"
+
+#define MIB (1024ull * 1024)
+#define SPILL_HEAD 4096u /* of the store, of a segment, of a record */
+#define SPILL_SEGMENT (64 * MIB)
+
+static uint64_t round_up(uint64_t n, uint64_t step)
+{
+	return (n + step - 1) / step * step;
+}
+
+static uint64_t tensor_bytes(const struct plan_input *in, uint64_t dim, uint64_t tokens)
+{
+	return in->kv_heads * tokens * ((dim * in->elem_bits + 7) / 8 + in->scale_bytes);
+}
+
+static void plan_slab(const struct plan_input *in, struct plan *plan)
+{
+	uint64_t slab = in->slab_bytes, n;
+
+	if (!slab) {
+		slab = in->pool_bytes / 4096 > 64 * MIB ? in->pool_bytes / 4096 : 64 * MIB;
+		slab = slab > in->pool_bytes ? in->pool_bytes : slab;
+	}
+	slab -= slab % KVP_PAGE;
+	n = slab / plan->block_stride;
+	n = n ? n : 1;
+	/* as the daemon: slabs as they are, unless more than 7 % of one would lie idle */
+	if (n * plan->block_stride > slab || (slab - n * plan->block_stride) * 100 > slab * 7)
+		slab = n * plan->block_stride;
+	plan->slab_bytes = slab;
+	plan->slots_per_slab = n;
+}
+
+static struct plan_tier plan_tier(const struct plan_input *in, const struct plan *plan, uint64_t blocks)
+{
+	return (struct plan_tier){
+		.blocks = blocks,
+		.tokens = blocks * in->block_tokens,
+		.contexts = blocks / plan->context_blocks,
+	};
+}
+
+static uint64_t spill_blocks(const struct plan_input *in, const struct plan *plan)
+{
+	uint64_t record = SPILL_HEAD + plan->block_stride;
+
+	if (in->spill_bytes < SPILL_HEAD)
+		return 0;
+	if (in->spill_bytes - SPILL_HEAD < SPILL_SEGMENT)
+		return (in->spill_bytes - SPILL_HEAD) / record;
+	return (in->spill_bytes - SPILL_HEAD) / SPILL_SEGMENT * ((SPILL_SEGMENT - SPILL_HEAD) / record);
+}
+
+static void plan_steps(const struct plan_input *in, struct plan *plan)
+{
+	double n = (double)in->context, weights = (double)in->params;
+	double row =
+		(double)in->layers * (double)in->heads * (double)(in->dim_k + in->dim_v); /* one key of one query */
+
+	plan->cached.flops = 2 * weights + 2 * row * n;
+	plan->cached.bytes = weights * (double)in->weight_bytes + n * (double)plan->token_bytes;
+	plan->uncached.flops = 2 * weights * n + row * n * (n + 1);
+	plan->uncached.bytes = weights * (double)in->weight_bytes;
+}
+
+void plan_make(const struct plan_input *in, struct plan *plan)
+{
+	memset(plan, 0, sizeof(*plan));
+	plan->token_bytes = in->layers * (tensor_bytes(in, in->dim_k, 1) + tensor_bytes(in, in->dim_v, 1));
+	plan->block_bytes =
+		in->layers * (round_up(tensor_bytes(in, in->dim_k, in->block_tokens), KVP_TENSOR_ALIGN) +
+				     round_up(tensor_bytes(in, in->dim_v, in->block_tokens), KVP_TENSOR_ALIGN));
+	plan->block_stride = round_up(plan->block_bytes, KVP_PAGE);
+	plan->context_blocks = (in->context + in->block_tokens - 1) / in->block_tokens;
+	plan->context_bytes = plan->context_blocks * plan->block_stride;
+	plan_slab(in, plan);
+	plan->dram = plan_tier(in, plan, in->pool_bytes / plan->slab_bytes * plan->slots_per_slab);
+	plan->spill = plan_tier(in, plan, spill_blocks(in, plan));
+	if (in->params)
+		plan_steps(in, plan);
+}
+
+static const char *flops_text(char text[QUANTITY_ROOM], double flops)
+{
+	static const char *const units[] = {"", " k", " M", " G", " T", " P", " E"};
+	unsigned i = 0;
+
+	for (; flops >= 1000 && i < 6; i++)
+		flops /= 1000;
+	snprintf(text, QUANTITY_ROOM, "%.3g%sFLOP", flops, i ? units[i] : " ");
+	return text;
+}
+
+static void tier_print(const char *name, uint64_t bytes, const struct plan_tier *tier, uint64_t context)
+{
+	char a[QUANTITY_ROOM], b[QUANTITY_ROOM], c[QUANTITY_ROOM], d[QUANTITY_ROOM];
+
+	printf("%s %s: %s blocks, %s tokens, %" PRIu64 " contexts of %s\n", name, quantity_bytes(a, bytes),
+		quantity_count(b, tier->blocks), quantity_count(c, tier->tokens), tier->contexts,
+		quantity_count(d, context));
+}
+
+static void plan_print(const struct plan_input *in, const struct plan *plan)
+{
+	char a[QUANTITY_ROOM], b[QUANTITY_ROOM];
+	uint64_t nominal = plan->token_bytes * in->block_tokens;
+
+	printf("token    %" PRIu64 " bytes (%s)\n", plan->token_bytes, quantity_bytes(a, plan->token_bytes));
+	printf("block    %" PRIu64 " tokens, %" PRIu64 " bytes (%s), padded to %" PRIu64 " (+%.2f %%)\n",
+		in->block_tokens, plan->block_bytes, quantity_bytes(a, plan->block_bytes), plan->block_stride,
+		100.0 * (double)(plan->block_stride - nominal) / (double)nominal);
+	printf("context  %" PRIu64 " tokens, %" PRIu64 " blocks, %s\n", in->context, plan->context_blocks,
+		quantity_bytes(a, plan->context_bytes));
+	printf("slab     %s, %" PRIu64 " blocks\n", quantity_bytes(a, plan->slab_bytes), plan->slots_per_slab);
+	tier_print("DRAM    ", in->pool_bytes, &plan->dram, in->context);
+	if (in->spill_bytes)
+		tier_print("spill   ", in->spill_bytes, &plan->spill, in->context);
+	if (!plan->dram.contexts)
+		printf("note     one context does not fit: give a larger --pool, or a shorter --context\n");
+	if (!in->params)
+		return;
+	printf("step     the last token of a context:\n");
+	printf("  cached    %s, %s read\n", flops_text(a, plan->cached.flops),
+		quantity_bytes(b, (uint64_t)plan->cached.bytes));
+	printf("  uncached  %s, %s read: %.4g times the arithmetic\n", flops_text(a, plan->uncached.flops),
+		quantity_bytes(b, (uint64_t)plan->uncached.bytes), plan->uncached.flops / plan->cached.flops);
+}
+
+static json_t *tier_json(uint64_t bytes, const struct plan_tier *tier)
+{
+	json_t *json = json_object();
+
+	json_object_set_new(json, "bytes", json_u64(bytes));
+	json_object_set_new(json, "blocks", json_u64(tier->blocks));
+	json_object_set_new(json, "tokens", json_u64(tier->tokens));
+	json_object_set_new(json, "contexts", json_u64(tier->contexts));
+	return json;
+}
+
+static json_t *step_json(const struct plan_step *step)
+{
+	json_t *json = json_object();
+
+	json_object_set_new(json, "flops", json_real(step->flops));
+	json_object_set_new(json, "bytes", json_real(step->bytes));
+	return json;
+}
+
+static json_t *plan_json(const struct plan_input *in, const struct plan *plan)
+{
+	json_t *json = json_object();
+
+	json_object_set_new(json, "token_bytes", json_u64(plan->token_bytes));
+	json_object_set_new(json, "block_tokens", json_u64(in->block_tokens));
+	json_object_set_new(json, "block_bytes", json_u64(plan->block_bytes));
+	json_object_set_new(json, "block_stride", json_u64(plan->block_stride));
+	json_object_set_new(json, "context_tokens", json_u64(in->context));
+	json_object_set_new(json, "context_blocks", json_u64(plan->context_blocks));
+	json_object_set_new(json, "context_bytes", json_u64(plan->context_bytes));
+	json_object_set_new(json, "slab_bytes", json_u64(plan->slab_bytes));
+	json_object_set_new(json, "slots_per_slab", json_u64(plan->slots_per_slab));
+	json_object_set_new(json, "dram", tier_json(in->pool_bytes, &plan->dram));
+	json_object_set_new(json, "spill", in->spill_bytes ? tier_json(in->spill_bytes, &plan->spill) : json_null());
+	json_object_set_new(json, "params", in->params ? json_u64(in->params) : json_null());
+	json_object_set_new(json, "step_cached", in->params ? step_json(&plan->cached) : json_null());
+	json_object_set_new(json, "step_uncached", in->params ? step_json(&plan->uncached) : json_null());
+	return json;
+}
+
+enum {
+	OPT_DTYPE = 256,
+	OPT_NUMBER, /* + index into numbers[] */
+};
+
+struct plan_number {
+	const char *name;
+	size_t off;
+	uint64_t max;
+	bool size; /* 64M, 2G by 1024; else a count, 8k by 1000 */
+};
+#define AT(field) offsetof(struct plan_input, field)
+static const struct plan_number numbers[] = {
+	{"layers", AT(layers), 1 << 16, false},
+	{"kv-heads", AT(kv_heads), 1 << 16, false},
+	{"head-dim", AT(dim_k), 1 << 16, false},
+	{"dim-v", AT(dim_v), 1 << 16, false},
+	{"block-tokens", AT(block_tokens), 1 << 24, false},
+	{"scale-bytes", AT(scale_bytes), 1 << 10, false},
+	{"pool", AT(pool_bytes), 1ull << 50, true},
+	{"slab", AT(slab_bytes), 1ull << 50, true},
+	{"spill", AT(spill_bytes), 1ull << 50, true},
+	{"context", AT(context), 1 << 30, false},
+	{"heads", AT(heads), 1 << 16, false},
+	{"hidden", 0, 1 << 20, false}, /* sets params */
+	{"params", AT(params), 1ull << 50, false},
+	{"weight-bytes", AT(weight_bytes), 8, false},
+};
+#define N_NUMBERS (sizeof(numbers) / sizeof(numbers[0]))
+
+static int plan_set_number(const struct options *options, const struct plan_number *number, const char *value,
+	struct plan_input *in, uint64_t *hidden)
+{
+	uint64_t n;
+	int r = number->size ? quantity_parse_bytes(value, &n) : quantity_parse_count(value, 0, number->max, &n);
+
+	if (r < 0 || n > number->max || (!n && strcmp(number->name, "scale-bytes"))) {
+		char wanted[96], name[32];
+
+		snprintf(name, sizeof(name), "--%s", number->name);
+		snprintf(wanted, sizeof(wanted), "%s from 1 to %" PRIu64, number->size ? "a size" : "a number",
+			number->max);
+		return option_wrong(options, name, value, wanted);
+	}
+	if (!strcmp(number->name, "hidden"))
+		*hidden = n;
+	else
+		memcpy((char *)in + number->off, &n, sizeof(n));
+	return 0;
+}
+
+static int plan_set_dtype(const struct options *options, const char *value, uint64_t *bits)
+{
+	static const struct {
+		const char *name;
+		uint64_t bits;
+	} types[] = {{"f32", 32}, {"f16", 16}, {"bf16", 16}, {"int8", 8}, {"int4", 4}};
+
+	for (unsigned i = 0; i < 5; i++)
+		if (!strcmp(types[i].name, value)) {
+			*bits = types[i].bits;
+			return 0;
+		}
+	return option_wrong(options, "--dtype", value, "f32, f16, bf16, int8 or int4");
+}
+
+static int plan_options(struct options *options, struct plan_input *in)
+{
+	struct option longs[N_NUMBERS + 4] = {0};
+	uint64_t hidden = 0;
+	int c, r = 0;
+
+	for (unsigned i = 0; i < N_NUMBERS; i++)
+		longs[i] = (struct option){numbers[i].name, required_argument, NULL, OPT_NUMBER + (int)i};
+	longs[N_NUMBERS] = (struct option){"dtype", required_argument, NULL, OPT_DTYPE};
+	longs[N_NUMBERS + 1] = (struct option)OPTION_JSON;
+	longs[N_NUMBERS + 2] = (struct option){"help", no_argument, NULL, 'h'};
+	options->longs = longs;
+	in->scale_bytes = UINT64_MAX;
+	while (!r && (c = option_next(options)) >= 0)
+		r = c == OPT_DTYPE ? plan_set_dtype(options, optarg, &in->elem_bits)
+				   : plan_set_number(options, &numbers[c - OPT_NUMBER], optarg, in, &hidden);
+	if (r || c != OPTION_END)
+		return r ? r : c;
+	if (!in->layers || !in->kv_heads || !in->dim_k || !in->elem_bits || !in->block_tokens || !in->pool_bytes) {
+		complain(
+			"plan: --layers, --kv-heads, --head-dim, --dtype, --block-tokens and --pool must be given; see "
+			"kvctl help plan");
+		return OPTION_WRONG;
+	}
+	in->dim_v = in->dim_v ? in->dim_v : in->dim_k;
+	in->heads = in->heads ? in->heads : in->kv_heads;
+	in->context = in->context ? in->context : 8192;
+	in->weight_bytes = in->weight_bytes ? in->weight_bytes : 2;
+	if (in->elem_bits > 8)
+		in->scale_bytes = 0;
+	else if (in->scale_bytes == UINT64_MAX)
+		in->scale_bytes = 4;
+	if (!in->params)
+		in->params = 12 * in->layers * hidden * hidden;
+	return OPTION_END;
+}
+
+int plan_command(int argc, char **argv)
+{
+	struct options options = {.command = "plan", .argc = argc, .argv = argv};
+	struct plan_input in = {0};
+	struct plan plan;
+	int c = plan_options(&options, &in);
+
+	if (c != OPTION_END)
+		return option_exit(c);
+	plan_make(&in, &plan);
+	if (plan.slab_bytes > in.pool_bytes) {
+		complain("plan: a block of %" PRIu64 " bytes is larger than the whole pool (%" PRIu64
+			 "): use fewer --block-tokens, or a larger --pool",
+			plan.block_stride, in.pool_bytes);
+		return KVCTL_FAILED;
+	}
+	if (options.json)
+		return output_end(report_json_print(plan_json(&in, &plan), 0));
+	plan_print(&in, &plan);
+	return output_end(KVCTL_DONE);
+}

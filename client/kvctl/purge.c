@@ -1,0 +1,185 @@
+/*
+ * purge.c - kvctl purge: remove a pool from memory, through its daemon or, without one, under the pool's lock
+ *
+ * The lock on /dev/shm/kvpool.<NAME> is what a daemon holds for life: whoever has it is alone.  Order without a daemon:
+ * objects, header, pool file last, so that a kill in between leaves what the next purge or the next daemon finds.
+ */
+#define _GNU_SOURCE 1
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "admin.h"
+#include "kvctl.h"
+#include "option.h"
+#include "pool.h"
+#include "quantity.h"
+
+#define ANSWER_NS 10000000000ull
+
+struct sweep {
+	uid_t uid;
+	unsigned n_slabs, n_other, n_failed;
+	uint64_t bytes;
+};
+
+static void sweep_remove(struct sweep *sweep, const char *path)
+{
+	struct stat st;
+
+	if (lstat(path, &st) < 0)
+		return;
+	if (!S_ISREG(st.st_mode) || st.st_uid != sweep->uid) {
+		complain("purge: %s is not the pool's (owner uid %u, or no file): left alone", path, st.st_uid);
+		return;
+	}
+	if (unlink(path) < 0) {
+		complain("purge: cannot remove %s: %s", path, strerror(errno));
+		sweep->n_failed++;
+		return;
+	}
+	sweep->bytes += (uint64_t)st.st_blocks * 512;
+	if (strstr(path, "-slab-") || strstr(path, "-stage-"))
+		sweep->n_slabs++;
+	else
+		sweep->n_other++;
+}
+
+/* All objects of one pool, its header last. */
+static int sweep_pool(struct sweep *sweep, const char *uuid)
+{
+	char path[POOL_PATH_MAX + 256], found[POOL_UUID_TEXT];
+	DIR *dir = opendir(POOL_SHM_DIR);
+	struct dirent *entry;
+
+	if (!dir) {
+		complain("purge: cannot list " POOL_SHM_DIR ": %s", strerror(errno));
+		return KVCTL_FAILED;
+	}
+	while ((entry = readdir(dir))) {
+		const char *rest = pool_uuid_of_name(entry->d_name, found);
+
+		if (!rest || strcmp(found, uuid) || !strcmp(rest, "header"))
+			continue;
+		snprintf(path, sizeof(path), POOL_SHM_DIR "/%s", entry->d_name);
+		sweep_remove(sweep, path);
+	}
+	closedir(dir);
+	snprintf(path, sizeof(path), POOL_SHM_DIR "/kvp-%s-header", uuid);
+	sweep_remove(sweep, path);
+	return 0;
+}
+
+/* Locked and still the file of that name, or -1 (said). A missing one is made, so that no daemon starts meanwhile. */
+static int pool_file_lock(const struct pool *pool, char path[POOL_PATH_MAX], struct stat *st)
+{
+	struct stat at;
+	int fd;
+
+	snprintf(path, POOL_PATH_MAX, POOL_SHM_DIR "/kvpool.%s", pool->name);
+	/* O_CREAT on another user's existing file in a sticky directory is refused, even to root (fs.protected_regular) */
+	fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+	if (fd < 0 && errno == ENOENT)
+		fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+	if (fd < 0) {
+		complain("purge: cannot open the pool's file %s: %s: only root or its owner (uid %u) may purge", path,
+			strerror(errno), pool->uid);
+		return -1;
+	}
+	if (fstat(fd, st) < 0 || !S_ISREG(st->st_mode) || (st->st_uid != pool->uid && st->st_uid != geteuid())) {
+		complain(
+			"purge: %s is not the pool's (owner uid %u, the pool's is %u): remove it by hand if you know it",
+			path, st->st_uid, pool->uid);
+		close(fd);
+		return -1;
+	}
+	if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+		complain("purge: pool %s: its daemon (pid %d) holds the lock on %s, so it lives or is dying, but does "
+			 "not answer at its admin socket: stop or kill it, then purge again",
+			pool->name, (int)pool->header.daemon_pid, path);
+		close(fd);
+		return -1;
+	}
+	if (stat(path, &at) < 0 || at.st_ino != st->st_ino || at.st_dev != st->st_dev) {
+		complain("purge: %s was just replaced: another purge, or a start; look again", path);
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+static int purge_without_daemon(const struct options *options)
+{
+	char path[POOL_PATH_MAX], text[POOL_UUID_TEXT] = "", size[QUANTITY_ROOM];
+	struct sweep sweep = {0};
+	struct pool pool;
+	uint8_t uuid[16];
+	struct stat st;
+	int fd, r = pool_find(&pool, options->socket, options->name);
+
+	if (r)
+		return r;
+	if (geteuid() != 0 && geteuid() != pool.uid) {
+		complain("purge: pool %s is uid %u's: only root or that user may purge it without its daemon",
+			pool.name, pool.uid);
+		return KVCTL_FAILED;
+	}
+	fd = pool_file_lock(&pool, path, &st);
+	if (fd < 0)
+		return KVCTL_FAILED;
+	sweep.uid = pool.uid;
+	r = sweep_pool(&sweep, pool.uuid);
+	/* the file may name another pool: one that a later start made and that lost its header */
+	if (!r && pool_read(fd, text, POOL_UUID_TEXT - 1, 0) == 0 && pool_uuid_parse(text, uuid) &&
+		strcmp(text, pool.uuid))
+		r = sweep_pool(&sweep, text);
+	if (!r && !sweep.n_failed && unlink(path) < 0) {
+		complain("purge: cannot remove %s: %s", path, strerror(errno));
+		r = KVCTL_FAILED;
+	}
+	close(fd);
+	printf("purged pool %s: %u slabs and %u other objects, %s freed\n", pool.name, sweep.n_slabs, sweep.n_other,
+		quantity_bytes(size, sweep.bytes));
+	return r || sweep.n_failed ? KVCTL_FAILED : KVCTL_DONE;
+}
+
+int purge_command(int argc, char **argv)
+{
+	static const struct option longs[] = {OPTION_POOL, {"admin", required_argument, NULL, 'a'}, OPTION_LAST};
+	struct options options = {.command = "purge", .longs = longs, .argc = argc, .argv = argv};
+	struct kvp_wire_admin_done done;
+	struct kvp_wire_admin ask = {0};
+	char path[KVP_SOCKET_MAX];
+	const char *admin = NULL;
+	int c, fd, r;
+
+	while ((c = option_next(&options)) >= 0)
+		admin = optarg;
+	if (c != OPTION_END)
+		return option_exit(c);
+	r = admin_socket_path(&options, admin, path);
+	if (r)
+		return r;
+	fd = admin_connect(path);
+	if (fd < 0) {
+		if (!admin_nobody(fd)) {
+			admin_complain("purge", path, fd);
+			return fd == -ETIMEDOUT ? KVCTL_DOWN : KVCTL_FAILED;
+		}
+		return output_end(purge_without_daemon(&options));
+	}
+	r = admin_ask(fd, "purge", KVP_MSG_PURGE, &ask, now_ns() + ANSWER_NS, &done);
+	close(fd);
+	if (r < 0)
+		admin_complain("purge", path, r);
+	if (r)
+		return r == -ETIMEDOUT ? KVCTL_DOWN : KVCTL_FAILED;
+	printf("purged: the daemon removes its pool from memory and ends\n");
+	return output_end(KVCTL_DONE);
+}

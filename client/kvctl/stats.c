@@ -1,0 +1,263 @@
+/*
+ * stats.c - kvctl stats: all counters as a page for a person, or as JSON
+ *
+ * Reads shared memory only, waits for nobody: works with the daemon stopped, hung or dead, and says which.
+ */
+#define _GNU_SOURCE 1
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kvctl.h"
+#include "ns.h"
+#include "option.h"
+#include "pool.h"
+#include "quantity.h"
+#include "report.h"
+#include "snapshot.h"
+#include "table.h"
+
+#define BAR 40
+
+/* The sums over all namespaces, counters of its own name each. */
+struct totals {
+	struct kvp_ns_counters blocks;
+	uint64_t held_bytes, evictable_bytes, transit_bytes;
+};
+
+static void totals_add(struct totals *totals, const struct kvp_ns_row *row)
+{
+	struct ns_balance balance = report_balance(&row->counters);
+
+#define KVP_NS_COUNTER(name, kind, unit, help) totals->blocks.name += C(row->counters.name);
+#include "counters.def"
+#undef KVP_NS_COUNTER
+	totals->held_bytes += C(row->counters.held) * row->block_bytes;
+	totals->evictable_bytes += balance.evictable * row->block_bytes;
+	totals->transit_bytes += balance.in_transit * row->block_bytes;
+}
+
+static double share(uint64_t part, uint64_t whole)
+{
+	return whole ? (double)part / (double)whole : 0;
+}
+
+static void print_memory(const struct snapshot *snapshot, const struct totals *totals)
+{
+	const struct kvp_counters *c = &snapshot->head.counters;
+	uint64_t pool = C(c->pool_bytes);
+	uint64_t used = totals->held_bytes + totals->evictable_bytes + totals->transit_bytes;
+	const struct bar_part parts[] = {{'#', share(totals->held_bytes, pool)},
+		{'+', share(totals->transit_bytes, pool)}, {'=', share(totals->evictable_bytes, pool)}};
+	char a[QUANTITY_ROOM], b[QUANTITY_ROOM], d[QUANTITY_ROOM], message[256];
+
+	printf("DRAM   ");
+	bar_print(BAR, parts, 3);
+	printf(" %7s  %s of %s\n", quantity_share(a, used, pool), quantity_bytes(b, used), quantity_bytes(d, pool));
+	printf("       # held %s  + in transit %s  = evictable %s\n", quantity_bytes(a, totals->held_bytes),
+		quantity_bytes(b, totals->transit_bytes), quantity_bytes(d, totals->evictable_bytes));
+	printf("       %" PRIu64 " slabs, %s allocated, %s in no namespace", (uint64_t)C(c->slabs),
+		quantity_bytes(a, C(c->slab_bytes_allocated)), quantity_bytes(b, C(c->slab_bytes_free)));
+	if (C(c->slab_bytes_staging))
+		printf(", %s staging", quantity_bytes(a, C(c->slab_bytes_staging)));
+	printf("; bookkeeping %s\n", quantity_bytes(a, C(c->meta_bytes)));
+	text_clean(message, sizeof(message), snapshot->head.numa_message, sizeof(snapshot->head.numa_message));
+	if (message[0])
+		printf("       placement: %s\n", message);
+}
+
+static const char *spill_state_name(uint64_t state)
+{
+	static const char *const names[] = {"off", "up", "DOWN", "FULL, not reclaiming"};
+
+	return state < 4 ? names[state] : "?";
+}
+
+static void print_spill(const struct snapshot *snapshot)
+{
+	const struct kvp_counters *c = &snapshot->head.counters;
+	uint64_t capacity = C(c->spill_capacity_bytes), used = C(c->spill_used_bytes), live = C(c->spill_live_bytes);
+	const struct bar_part parts[] = {
+		{'#', share(live, capacity)}, {'-', share(used > live ? used - live : 0, capacity)}};
+	char a[QUANTITY_ROOM], b[QUANTITY_ROOM], d[QUANTITY_ROOM], message[256], dir[256];
+
+	text_clean(message, sizeof(message), snapshot->head.spill_message, sizeof(snapshot->head.spill_message));
+	text_clean(dir, sizeof(dir), snapshot->head.spill_dir, sizeof(snapshot->head.spill_dir));
+	if (!C(c->spill_state)) {
+		printf("SPILL  off%s%s\n", message[0] ? ": " : "", message);
+		return;
+	}
+	printf("SPILL  ");
+	bar_print(BAR, parts, 2);
+	printf(" %7s  %s of %s\n", quantity_share(a, live, capacity), quantity_bytes(b, live),
+		quantity_bytes(d, capacity));
+	printf("       %s: %s, %s, %s\n", spill_state_name(C(c->spill_state)), dir,
+		C(c->spill_uring) ? "io_uring" : "threads", C(c->spill_direct) ? "O_DIRECT" : "page cache");
+	if (message[0])
+		printf("       %s\n", message);
+	printf("       wrote %s blocks, %s (%" PRIu64 " errors); ", quantity_count(a, C(c->spill_writes)),
+		quantity_bytes(b, C(c->spill_write_bytes)), (uint64_t)C(c->spill_write_errors));
+	printf("read %s, %s (%" PRIu64 " errors)\n", quantity_count(a, C(c->spill_reads)),
+		quantity_bytes(b, C(c->spill_read_bytes)), (uint64_t)C(c->spill_read_errors));
+	printf("       damaged %" PRIu64 ", reclaimed %" PRIu64 ", in flight %" PRIu64, (uint64_t)C(c->spill_damaged),
+		(uint64_t)C(c->spill_reclaimed), (uint64_t)C(c->spill_in_flight));
+	if (C(c->spill_last_errno))
+		printf(", last error %d (%s)", (int)C(c->spill_last_errno), strerror((int)C(c->spill_last_errno)));
+	printf("\n");
+}
+
+static void print_hits(const struct totals *totals)
+{
+	const struct kvp_ns_counters *c = &totals->blocks;
+	uint64_t lookups = C(c->lookups), hits = C(c->hits_ram) + C(c->hits_spill);
+	const struct bar_part parts[] = {
+		{'#', share(C(c->hits_ram), lookups)}, {'=', share(C(c->hits_spill), lookups)}};
+	char a[QUANTITY_ROOM], b[QUANTITY_ROOM], d[QUANTITY_ROOM];
+
+	printf("HITS   ");
+	bar_print(BAR, parts, 2);
+	printf(" %7s  of %s blocks asked\n", quantity_share(a, hits, lookups), quantity_count(b, lookups));
+	printf("       # DRAM %s  = spill %s  . missed %s\n", quantity_share(a, C(c->hits_ram), lookups),
+		quantity_share(b, C(c->hits_spill), lookups),
+		quantity_share(d, lookups > hits ? lookups - hits : 0, lookups));
+	printf("       tokens reused: %s from DRAM, %s from spill\n", quantity_count(a, C(c->tokens_ram)),
+		quantity_count(b, C(c->tokens_spill)));
+	printf("MISSES never seen %" PRIu64 ", evicted %" PRIu64 ", sibling namespace %" PRIu64 ",\n",
+		(uint64_t)C(c->miss_never), (uint64_t)C(c->miss_evicted), (uint64_t)C(c->miss_sibling));
+	printf("       damaged %" PRIu64 ", tier down %" PRIu64 ", slower than computing %" PRIu64 "\n",
+		(uint64_t)C(c->miss_damaged), (uint64_t)C(c->miss_tier), (uint64_t)C(c->miss_cost));
+}
+
+static void print_balance(const struct snapshot *snapshot)
+{
+	static const char *const heads[] = {
+		"<BLOCKS OF", ">FREE", ">+ HELD", ">+ EVICTABLE", ">+ IN TRANSIT", ">= TOTAL", "<SUM"};
+	struct table table;
+
+	table_init(&table, heads, 7);
+	for (unsigned i = 0; i < snapshot->n_ns; i++) {
+		const struct kvp_ns_row *row = &snapshot->ns[i];
+		struct ns_balance balance = report_balance(&row->counters);
+		char name[KVP_NAME_MAX];
+
+		table_cell(&table, "%.14s", ns_name(row, name));
+		table_cell(&table, "%" PRIu64, (uint64_t)C(row->counters.free));
+		table_cell(&table, "%" PRIu64, (uint64_t)C(row->counters.held));
+		table_cell(&table, "%" PRIu64, balance.evictable);
+		table_cell(&table, "%" PRIu64, balance.in_transit);
+		table_cell(&table, "%" PRIu64, balance.total);
+		if (C(row->counters.retired))
+			table_cell(&table, "%s, %" PRIu64 " retired", balance.holds ? "ok" : "NOT SO",
+				(uint64_t)C(row->counters.retired));
+		else
+			table_cell(&table, "%s", balance.holds ? "ok" : "NOT SO");
+	}
+	table_print(&table, 0);
+}
+
+static void print_clients(const struct kvp_counters *c)
+{
+	printf("CLIENTS %" PRIu64 " now; opened %" PRIu64 ", came back %" PRIu64 ", died %" PRIu64 ", put out %" PRIu64
+	       ", refused %" PRIu64 "\n",
+		(uint64_t)C(c->sessions), (uint64_t)C(c->sessions_opened), (uint64_t)C(c->sessions_resumed),
+		(uint64_t)C(c->sessions_died), (uint64_t)C(c->sessions_condemned), (uint64_t)C(c->connections_refused));
+	printf("        messages %" PRIu64 " (%" PRIu64 " refused), longest turn of the loop %.1f ms\n",
+		(uint64_t)C(c->messages), (uint64_t)C(c->messages_refused), (double)C(c->loop_max_us) / 1000);
+}
+
+static void stats_page(const struct pool *pool, const struct snapshot *snapshot)
+{
+	struct totals totals = {0};
+
+	for (unsigned i = 0; i < snapshot->n_ns; i++)
+		totals_add(&totals, &snapshot->ns[i]);
+	report_head(pool);
+	report_inconsistent(pool, snapshot);
+	printf("\n");
+	print_memory(snapshot, &totals);
+	print_spill(snapshot);
+	print_hits(&totals);
+	print_clients(&snapshot->head.counters);
+	if (!snapshot->n_ns)
+		return;
+	printf("\n");
+	ns_print(snapshot, 0);
+	printf("\n");
+	print_balance(snapshot);
+}
+
+static json_t *stats_json(const struct pool *pool, const struct snapshot *snapshot)
+{
+	json_t *json = json_object(), *list = json_array(), *spill = json_object();
+	const struct kvp_stats *head = &snapshot->head;
+
+	json_object_set_new(json, "pool", report_pool_json(pool));
+	json_object_set_new(json, "version", json_u64(snapshot->version));
+	json_object_set_new(json, "inconsistent", json_boolean(snapshot->inconsistent));
+	json_object_set_new(json, "counters", report_counters_json(&head->counters));
+	json_object_set_new(spill, "state", json_string(spill_state_name(C(head->counters.spill_state))));
+	json_object_set_new(spill, "dir", json_text(head->spill_dir, sizeof(head->spill_dir)));
+	json_object_set_new(spill, "message", json_text(head->spill_message, sizeof(head->spill_message)));
+	json_object_set_new(json, "spill", spill);
+	json_object_set_new(json, "numa_message", json_text(head->numa_message, sizeof(head->numa_message)));
+	for (unsigned i = 0; i < snapshot->n_ns; i++)
+		json_array_append_new(list, ns_json(&snapshot->ns[i]));
+	json_object_set_new(json, "namespaces", list);
+	json_object_set_new(json, "units", report_units_json());
+	return json;
+}
+
+/* One look. Return: exit code. */
+static int stats_once(const struct options *options, bool watching)
+{
+	struct snapshot snapshot;
+	struct pool pool;
+	int r = pool_find(&pool, options->socket, options->name);
+
+	if (!r)
+		r = snapshot_take(&snapshot, &pool, false);
+	if (r)
+		return r;
+	if (options->json) {
+		r = report_json_print(stats_json(&pool, &snapshot), watching);
+	} else {
+		if (watching && isatty(STDOUT_FILENO))
+			printf("\033[H\033[2J"); /* from the top of an empty screen */
+		stats_page(&pool, &snapshot);
+		if (watching)
+			printf("\n");
+	}
+	snapshot_free(&snapshot);
+	return r ? r : report_exit(&pool);
+}
+
+int stats_command(int argc, char **argv)
+{
+	static const struct option longs[] = {
+		OPTION_POOL, OPTION_JSON, {"watch", optional_argument, NULL, 'w'}, OPTION_LAST};
+	struct options options = {.command = "stats", .longs = longs, .argc = argc, .argv = argv};
+	uint64_t every_ns = 0;
+	int c, r;
+
+	while ((c = option_next(&options)) >= 0) {
+		const char *value = option_take_number(&options);
+
+		every_ns = 1000000000;
+		if (value && (quantity_parse_seconds(value, &every_ns) < 0 || every_ns < 10000000)) {
+			c = option_wrong(&options, "--watch", value, "a number of seconds, 0.01 at least");
+			break;
+		}
+	}
+	if (c != OPTION_END)
+		return option_exit(c);
+	for (;;) {
+		r = output_end(stats_once(&options, every_ns != 0));
+		if (!every_ns || r == KVCTL_OUTPUT || r == KVCTL_NO_POOL)
+			return r;
+		nanosleep(&(struct timespec){.tv_sec = (time_t)(every_ns / 1000000000),
+				  .tv_nsec = (long)(every_ns % 1000000000)},
+			NULL);
+	}
+}

@@ -1,0 +1,353 @@
+/* test_kvctl_stats.c - kvctl stats, ns and clients on pools whose daemon runs, stands, is dead, or is of another version */
+#include "test_kvctl_fixture.h"
+
+static void a_served_pool_is_a_page_of_80_columns(void **state)
+{
+	struct fake *f = *state;
+
+	assert_int_equal(run_here(f, "stats"), 0);
+	assert_says(f->out, ": serving\n");
+	assert_says(f->out, "model");
+	assert_says(f->out, "never seen 2, evicted 1");
+	assert_says(f->out, "of 10 blocks asked");
+	for (char *line = strtok(f->out, "\n"); line; line = strtok(NULL, "\n"))
+		if (strlen(line) > 80)
+			fail_msg("%zu columns: %s", strlen(line), line);
+}
+
+static void the_balance_of_a_namespace_is_shown_and_judged(void **state)
+{
+	struct fake *f = *state;
+
+	assert_int_equal(run_here(f, "stats"), 0);
+	assert_says(f->out, "model        12       1            2             1       16  ok");
+	f->ns_row->counters.free = 13;
+	assert_int_equal(run_here(f, "stats"), 0);
+	assert_says(f->out, "NOT SO");
+}
+
+static void json_has_every_counter_by_its_name(void **state)
+{
+	struct fake *f = *state;
+	json_t *json, *pool, *ns, *units;
+
+	f->stats->counters.spill_writes = 77;
+	f->ns_row->counters.miss_cost = 88;
+	assert_int_equal(run_here(f, "stats", "--json"), 0);
+	json = parsed(f);
+	pool = json_object_get(json, "counters");
+	ns = json_object_get(json_array_get(json_object_get(json, "namespaces"), 0), "counters");
+	units = json_object_get(json, "units");
+#define KVP_COUNTER(name, kind, unit, help) \
+	assert_true(json_is_integer(json_object_get(pool, #name))); \
+	assert_string_equal( \
+		json_string_value(json_object_get(json_object_get(json_object_get(units, "pool"), #name), "unit")), \
+		#unit);
+#define KVP_NS_COUNTER(name, kind, unit, help) \
+	assert_true(json_is_integer(json_object_get(ns, #name))); \
+	assert_string_equal(json_string_value(json_object_get( \
+				    json_object_get(json_object_get(units, "namespace"), #name), "kind")), \
+		#kind);
+#include "counters.def"
+	assert_int_equal(json_integer_value(json_object_get(pool, "spill_writes")), 77);
+	assert_int_equal(json_integer_value(json_object_get(ns, "miss_cost")), 88);
+	assert_true(json_is_true(json_object_get(json_object_get(json, "pool"), "up")));
+	assert_true(json_is_false(json_object_get(json, "inconsistent")));
+	json_decref(json);
+}
+
+static void a_silent_daemon_is_told_with_its_age_and_pid(void **state)
+{
+	struct fake *f = *state;
+
+	f->header->heartbeat_ns = fake_now() - 12000000000u;
+	assert_int_equal(run_here(f, "stats"), 3);
+	assert_says(f->out, "not answering: heartbeat 12.");
+	assert_says(f->out, "alive");
+	f->header->daemon_pid = 0x7ffffff0;
+	assert_int_equal(run_here(f, "stats"), 3);
+	assert_says(f->out, "pid 2147483632 gone");
+	assert_says(f->out, "model");
+}
+
+static void a_pool_of_another_boot_is_dead_whatever_its_heartbeat(void **state)
+{
+	struct fake *f = *state;
+
+	f->header->boot_id[3] ^= 1;
+	assert_int_equal(run_here(f, "stats"), 3);
+	assert_says(f->out, "heartbeat of an earlier boot");
+}
+
+static void start_and_stop_are_told(void **state)
+{
+	struct fake *f = *state;
+
+	f->header->state = KVP_DAEMON_STARTING;
+	assert_int_equal(run_here(f, "stats"), 3);
+	assert_says(f->out, ": starting\n");
+	f->header->state = KVP_DAEMON_STOPPED;
+	assert_int_equal(run_here(f, "stats"), 3);
+	assert_says(f->out, "stopped in order (memory kept)");
+}
+
+static void a_copy_that_never_holds_still_is_marked_and_comes_at_once(void **state)
+{
+	struct fake *f = *state;
+	uint64_t before = fake_now();
+	json_t *json;
+
+	f->stats->version = 3;
+	assert_int_equal(run_here(f, "stats", "--json"), 0);
+	assert_true(fake_now() - before < 1000000000u);
+	json = parsed(f);
+	assert_true(json_is_true(json_object_get(json, "inconsistent")));
+	json_decref(json);
+	assert_int_equal(run_here(f, "stats"), 0);
+	assert_says(f->out, "sums may not add up");
+}
+
+static void another_layout_is_refused_with_both_versions(void **state)
+{
+	struct fake *f = *state;
+
+	f->header->layout_major = 7;
+	f->header->layout_minor = 3;
+	assert_int_equal(run_here(f, "stats"), 4);
+	assert_says(f->err, "version 7.3");
+	assert_says(f->err, "1.0");
+	assert_string_equal(f->out, "");
+	f->header->layout_major = KVP_LAYOUT_MAJOR;
+	f->stats->layout_major = 2;
+	assert_int_equal(run_here(f, "stats"), 4);
+	assert_says(f->err, "version 2.0");
+}
+
+static void another_byte_order_or_magic_or_size_is_refused(void **state)
+{
+	struct fake *f = *state;
+
+	f->header->endian = 0x04030201;
+	assert_int_equal(run_here(f, "stats"), 4);
+	assert_says(f->err, "04030201");
+	f->header->endian = KVP_ENDIAN;
+	f->header->magic ^= 1;
+	assert_int_equal(run_here(f, "stats"), 4);
+	f->header->magic ^= 1;
+	f->header->header_bytes = 8192;
+	assert_int_equal(run_here(f, "stats"), 4);
+	assert_says(f->err, "8192");
+	f->header->header_bytes = sizeof(*f->header);
+	f->header->uuid[0] ^= 1;
+	assert_int_equal(run_here(f, "stats"), 4);
+	assert_says(f->err, "UUID");
+}
+
+static void objects_cut_short_are_refused_without_a_crash(void **state)
+{
+	struct fake *f = *state;
+	char path[128];
+
+	fake_path(f, path, "stats");
+	assert_int_equal(truncate(path, 100000), 0);
+	assert_int_equal(run_here(f, "stats"), 4);
+	assert_says(f->err, "cut short");
+	assert_int_equal(truncate(path, 10), 0);
+	assert_int_equal(run_here(f, "stats"), 4);
+	fake_path(f, path, "header");
+	assert_int_equal(truncate(path, 100), 0);
+	assert_int_equal(run_here(f, "stats"), 4);
+	assert_int_equal(truncate(path, 0), 0);
+	assert_int_equal(run_here(f, "stats"), 4);
+}
+
+static void rows_said_to_lie_outside_are_refused(void **state)
+{
+	struct fake *f = *state;
+
+	f->stats->slab_off = 0xfffffff8;
+	assert_int_equal(run_here(f, "stats"), 4);
+	f->stats->slab_off = f->stats->session_off;
+	f->stats->max_places = 0xffffffff;
+	assert_int_equal(run_here(f, "stats"), 4);
+	f->stats->max_places = FAKE_PLACES;
+	f->stats->ns_row_bytes = 8;
+	assert_int_equal(run_here(f, "stats"), 4);
+	f->stats->ns_row_bytes = sizeof(struct kvp_ns_row);
+	f->stats->object_bytes = 16;
+	assert_int_equal(run_here(f, "stats"), 4);
+}
+
+static void links_and_fifos_are_not_followed(void **state)
+{
+	struct fake *f = *state;
+	char path[128], aside[140];
+
+	fake_path(f, path, "header");
+	snprintf(aside, sizeof(aside), "%s-aside", path);
+	assert_int_equal(rename(path, aside), 0);
+	assert_int_equal(symlink(aside, path), 0);
+	assert_int_equal(run_here(f, "stats"), 4);
+	unlink(path);
+	assert_int_equal(mkfifo(path, 0600), 0);
+	assert_int_equal(run_here(f, "stats"), 4);
+	unlink(path);
+	assert_int_equal(rename(aside, path), 0);
+	assert_int_equal(run_here(f, "stats"), 0);
+}
+
+static void of_two_pools_at_a_socket_the_one_that_beats_is_shown(void **state)
+{
+	struct fake *f = *state;
+	struct fake *other = fake_beside(f);
+	json_t *json;
+
+	f->header->heartbeat_ns = fake_now() - 60000000000u;
+	assert_int_equal(run_here(f, "stats", "--json"), 0);
+	json = parsed(f);
+	assert_string_equal(
+		json_string_value(json_object_get(json_object_get(json, "pool"), "uuid")), other->uuid_text);
+	json_decref(json);
+	fake_remove(other);
+	free(other);
+}
+
+static void a_pool_is_found_by_its_name(void **state)
+{
+	struct fake *f = *state;
+
+	f->header->state = KVP_DAEMON_STOPPED;
+	assert_int_equal(run(f, "stats", "--name", f->name), 3);
+	assert_says(f->out, f->name);
+	assert_int_equal(run(f, "stats", "--name", "no-such-pool"), 4);
+	assert_says(f->err, "no-such-pool");
+	/* with the directory it stands in reached another way */
+	char twisted[160];
+
+	snprintf(twisted, sizeof(twisted), "%s/../%s/sock", f->dir, strrchr(f->dir, '/') + 1);
+	assert_int_equal(run(f, "stats", "--socket", twisted), 3);
+}
+
+static void no_pool_is_a_short_message_with_the_others_named(void **state)
+{
+	struct fake *f = *state;
+
+	assert_int_equal(run(f, "stats", "--socket", "/nowhere/at/all"), 4);
+	assert_says(f->err, "/nowhere/at/all");
+	assert_string_equal(f->out, "");
+}
+
+static void a_closed_pipe_and_a_full_disk_end_it_without_a_crash(void **state)
+{
+	struct fake *f = *state;
+	const char *const argv[] = {"kvctl", "stats", "--socket", f->socket, NULL};
+	const char *const watch[] = {"kvctl", "stats", "--socket", f->socket, "--watch", "0.01", NULL};
+	int fds[2], full = open("/dev/full", O_WRONLY);
+
+	assert_int_equal(pipe(fds), 0);
+	close(fds[0]);
+	assert_int_equal(run_to(f, fds[1], argv), 5);
+	assert_says(f->err, "Broken pipe");
+	assert_int_equal(run_to(f, fds[1], watch), 5);
+	assert_int_equal(run_to(f, full, argv), 5);
+	assert_says(f->err, "No space left");
+	close(fds[1]);
+	close(full);
+}
+
+static void watch_comes_again_and_ends_with_the_pool(void **state)
+{
+	struct fake *f = *state;
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		usleep(300000);
+		fake_remove(f);
+		_exit(0);
+	}
+	assert_int_equal(run_here(f, "stats", "--json", "--watch", "0.02"), 4);
+	waitpid(pid, NULL, 0);
+	assert_non_null(strchr(strchr(f->out, '\n') + 1, '\n')); /* a line each */
+}
+
+static void what_clients_say_of_themselves_cannot_steer_a_terminal(void **state)
+{
+	struct fake *f = *state;
+	json_t *json;
+
+	memset(f->session_row->comm, 'x', sizeof(f->session_row->comm)); /* no terminator either */
+	memcpy(f->session_row->comm, "a\033[2J\377\n", 7);
+	assert_int_equal(run_here(f, "clients"), 0);
+	assert_says(f->out, "a?[2J??xx");
+	assert_null(strchr(f->out, '\033'));
+	assert_int_equal(run_here(f, "clients", "--json"), 0);
+	json = parsed(f);
+	assert_int_equal(
+		json_integer_value(json_object_get(json_array_get(json_object_get(json, "clients"), 0), "grants")), 1);
+	json_decref(json);
+}
+
+static void namespaces_are_listed_with_what_they_are(void **state)
+{
+	struct fake *f = *state;
+	json_t *json, *ns;
+
+	assert_int_equal(run_here(f, "ns"), 0);
+	assert_says(f->out, "id 0000000000000011");
+	assert_says(f->out, "HND, 16 tokens a block, 4096 bytes, 16 blocks in a slab of 64 KiB");
+	assert_int_equal(run_here(f, "ns", "--json"), 0);
+	json = parsed(f);
+	ns = json_array_get(json_object_get(json, "namespaces"), 0);
+	assert_string_equal(json_string_value(json_object_get(ns, "name")), "model");
+	assert_int_equal(json_integer_value(json_object_get(json_object_get(ns, "conservation"), "total")), 16);
+	assert_true(json_is_true(json_object_get(json_object_get(ns, "conservation"), "holds")));
+	json_decref(json);
+}
+
+static void wrong_words_are_refused_with_a_hint(void **state)
+{
+	struct fake *f = *state;
+
+	assert_int_equal(run(f, "stats", "--jsn"), 2);
+	assert_says(f->err, "--json");
+	assert_int_equal(run(f, "stats", "--socket"), 2);
+	assert_int_equal(run(f, "stats", "more"), 2);
+	assert_int_equal(run(f, "stats", "--watch=x"), 2);
+	assert_int_equal(run(f, "stat"), 2);
+	assert_int_equal(run(f, "--json", "stats"), 2);
+	assert_says(f->err, "comes first");
+	assert_int_equal(run(f, "help", "stats"), 0);
+	assert_says(f->out, "--watch");
+	assert_int_equal(run(f, "help"), 0);
+	assert_int_equal(run(f, "stats", "--help"), 0);
+}
+
+#define test(name) cmocka_unit_test_setup_teardown(name, fake_setup, fake_teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		test(a_served_pool_is_a_page_of_80_columns),
+		test(the_balance_of_a_namespace_is_shown_and_judged),
+		test(json_has_every_counter_by_its_name),
+		test(a_silent_daemon_is_told_with_its_age_and_pid),
+		test(a_pool_of_another_boot_is_dead_whatever_its_heartbeat),
+		test(start_and_stop_are_told),
+		test(a_copy_that_never_holds_still_is_marked_and_comes_at_once),
+		test(another_layout_is_refused_with_both_versions),
+		test(another_byte_order_or_magic_or_size_is_refused),
+		test(objects_cut_short_are_refused_without_a_crash),
+		test(rows_said_to_lie_outside_are_refused),
+		test(links_and_fifos_are_not_followed),
+		test(of_two_pools_at_a_socket_the_one_that_beats_is_shown),
+		test(a_pool_is_found_by_its_name),
+		test(no_pool_is_a_short_message_with_the_others_named),
+		test(a_closed_pipe_and_a_full_disk_end_it_without_a_crash),
+		test(watch_comes_again_and_ends_with_the_pool),
+		test(what_clients_say_of_themselves_cannot_steer_a_terminal),
+		test(namespaces_are_listed_with_what_they_are),
+		test(wrong_words_are_refused_with_a_hint),
+	};
+
+	return cmocka_run_group_tests_name("kvctl stats", tests, NULL, NULL);
+}
