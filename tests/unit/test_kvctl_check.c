@@ -320,13 +320,14 @@ static pid_t beat(struct fake *f, _Atomic uint64_t *gauge, uint64_t value, unsig
 {
 	pid_t pid = fork();
 
-	for (unsigned t = 0; pid == 0; t += 20) {
+	if (pid)
+		return pid;
+	for (unsigned t = 0;; t += 20) {
 		f->header->heartbeat_ns = fake_now();
 		if (gauge && t >= ms)
 			*gauge = value;
 		usleep(20000);
 	}
-	return pid;
 }
 
 static void a_running_daemon_is_given_time_to_put_things_right(void **state)
