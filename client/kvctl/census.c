@@ -252,8 +252,8 @@ static void census_check_published(struct census *census, uint64_t slot, const s
 	const struct kvp_ns_header *head = census->head;
 	uint64_t *at;
 
-	expect(findings, FINDING_SOFT, block->used_bytes && block->used_bytes <= head->block_bytes, object,
-		"used_bytes of a published block", "1 to block_bytes", "%" PRIu64, block->used_bytes);
+	expect(findings, FINDING_SOFT, block->used_bytes <= head->block_bytes, object,
+		"used_bytes of a published block", "at most block_bytes", "%" PRIu64, block->used_bytes);
 	expect(findings, FINDING_SOFT, block->used_tokens <= head->desc.block_tokens, object,
 		"used_tokens of a published block", "at most block_tokens", "%u", block->used_tokens);
 	if (!expect(findings, FINDING_SOFT, block->key.w[0] || block->key.w[1], object, "key of a published block",
@@ -374,14 +374,29 @@ uint64_t census_missing_parents(const struct census *census, const struct census
 	return missing;
 }
 
-void census_hold(struct census *census, uint32_t place, uint32_t index)
+bool census_hold(struct census *census, uint32_t place, uint32_t index)
 {
 	uint8_t *mark;
 
-	if (place >= census->head->max_places || !census->places[place] || index >= census->head->slots_per_slab)
-		return;
+	if (place >= census->head->max_places || !census->places[place] || index >= census->head->slots_per_slab ||
+		!block_readable(&census->places[place][index]))
+		return false;
 	mark = &census->marks[place][index];
-	if (!(*mark & MARK_HELD) && block_readable(&census->places[place][index]))
-		census->held_slots++;
+	census->held_slots += !(*mark & MARK_HELD);
 	*mark |= MARK_HELD;
+	return true;
+}
+
+uint64_t census_grants_of(const struct census *census, uint64_t session_id)
+{
+	uint64_t n = 0;
+
+	for (uint32_t place = 0; place < census->head->max_places; place++)
+		for (uint32_t i = 0; census->places[place] && i < census->head->slots_per_slab; i++) {
+			const struct kvp_block *block = &census->places[place][i];
+			enum kvp_block_state state = kvp_word_state(load64(&block->word));
+
+			n += (state == KVP_BLOCK_GRANTED || state == KVP_BLOCK_TAKEN) && block->key.w[0] == session_id;
+		}
+	return n;
 }

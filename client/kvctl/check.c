@@ -38,7 +38,7 @@ struct check {
 	struct snapshot snapshot;
 	struct findings findings;
 	struct census *census; /* one for each namespace row */
-	uint64_t place_pins; /* of the session in hand */
+	uint64_t session_holds; /* recounted, of the session in hand */
 };
 
 static const struct kvp_slab_row *slab_row(const struct check *check, uint64_t number)
@@ -281,13 +281,12 @@ static void check_pin(
 
 	if (!count)
 		return;
-	check->place_pins++;
 	snprintf(where, sizeof(where), "%s place %u slot %u", object, place, index);
 	expect(&check->findings, FINDING_SOFT, count <= PIN_COUNT_MAX, where, "a pin count is one", "0 to 16777216",
 		"%u", count);
 	for (unsigned i = 0; i < check->snapshot.n_ns; i++)
 		if (check->census[i].readable)
-			census_hold(&check->census[i], place, index);
+			check->session_holds += census_hold(&check->census[i], place, index);
 }
 
 /* The pages of the pin tables that are there; a hole holds no pin. */
@@ -343,15 +342,15 @@ static int check_session(struct check *check, const struct kvp_session_row *row)
 			    (uint64_t)st.st_size >= head.pins_off + header->max_places * head.pin_stride,
 		    object, "head and length of the session object", "as the daemon made them",
 		    "%" PRIu64 " bytes, id %016" PRIx64, (uint64_t)st.st_size, r < 0 ? 0 : head.session_id)) {
-		check->place_pins = 0;
+		check->session_holds = 0;
 		if (C(head.word)) /* 0: the daemon is ending it, its pins count no more */
 			check_pins(check, object, fd, &head, (uint64_t)st.st_size);
-		if (pool_up(&check->pool) && C(row->pins) != check->place_pins) {
+		if (pool_up(&check->pool) && C(row->pins) != check->session_holds) {
 			char what[64];
 
 			/* the recount is part of the text: only one that stands still lasts */
-			snprintf(what, sizeof(what), "pins: gauge, %" PRIu64 " in its table", check->place_pins);
-			expect_u64(findings, FINDING_SOFT, object, what, C(row->pins), check->place_pins);
+			snprintf(what, sizeof(what), "pins: gauge, %" PRIu64 " in its table", check->session_holds);
+			expect_u64(findings, FINDING_SOFT, object, what, C(row->pins), check->session_holds);
 		}
 	}
 	if (pool_up(&check->pool) && !row->connected)
@@ -376,6 +375,22 @@ static int check_sessions(struct check *check)
 		expect_u64(&check->findings, FINDING_SOFT, "stats", "sessions: gauge, rows",
 			C(check->snapshot.head.counters.sessions), check->snapshot.n_sessions);
 	return 0;
+}
+
+/* Namespaces all stood still: then what a session was granted is what its slots say. */
+static void check_grants(struct check *check)
+{
+	for (unsigned i = 0; i < check->snapshot.n_sessions; i++) {
+		const struct kvp_session_row *row = &check->snapshot.sessions[i];
+		uint64_t grants = 0;
+		char object[64];
+
+		for (unsigned n = 0; n < check->snapshot.n_ns; n++)
+			if (check->census[n].readable)
+				grants += census_grants_of(&check->census[n], C(row->session_id));
+		snprintf(object, sizeof(object), "session %016" PRIx64, (uint64_t)C(row->session_id));
+		expect_u64(&check->findings, FINDING_SOFT, object, "grants: gauge, recounted", C(row->grants), grants);
+	}
 }
 
 /* ---- namespaces ---- */
@@ -531,7 +546,7 @@ static int look_read_still(struct check *check, bool *same)
 
 static int look(struct check *check)
 {
-	bool same[KVP_STATS_NS_MAX];
+	bool same[KVP_STATS_NS_MAX], all = true;
 	int r = look_read_still(check, same);
 
 	if (r)
@@ -556,7 +571,12 @@ static int look(struct check *check)
 			check_gauges(check, census, &check->snapshot.ns[i]);
 		else
 			check->findings.n_skipped += 10;
+		all = all && same[i];
 	}
+	if (all)
+		check_grants(check);
+	else
+		check->findings.n_skipped++;
 	return 0;
 }
 

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "admin.h"
@@ -149,12 +150,47 @@ static int purge_without_daemon(const struct options *options)
 	return r || sweep.n_failed ? KVCTL_FAILED : KVCTL_DONE;
 }
 
+/* The daemon answers first and removes then, its file last. Another file of that name is a next daemon's. */
+static void wait_until_gone(const char *pool_file, ino_t inode)
+{
+	uint64_t end = now_ns() + ANSWER_NS;
+	struct stat st;
+
+	while (now_ns() < end && stat(pool_file, &st) == 0 && st.st_ino == inode)
+		nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+}
+
+/* By the daemon. Return: exit code. */
+static int purge_by_daemon(const struct options *options, const char *admin, int fd, const char *admin_path)
+{
+	struct kvp_wire_admin_done done;
+	struct kvp_wire_admin ask = {0};
+	char path[POOL_PATH_MAX] = "";
+	struct stat st = {0};
+	struct pool pool;
+	int r;
+
+	/* with --admin alone nothing says which pool that is: its daemon's word has to do */
+	if ((!admin || options->socket || options->name) && pool_find(&pool, options->socket, options->name) == 0) {
+		snprintf(path, sizeof(path), POOL_SHM_DIR "/kvpool.%s", pool.name);
+		if (stat(path, &st) < 0)
+			path[0] = 0;
+	}
+	r = admin_ask(fd, "purge", KVP_MSG_PURGE, &ask, now_ns() + ANSWER_NS, &done);
+	if (r < 0)
+		admin_complain("purge", admin_path, r);
+	if (r)
+		return r == -ETIMEDOUT ? KVCTL_DOWN : KVCTL_FAILED;
+	if (path[0])
+		wait_until_gone(path, st.st_ino);
+	printf("purged: the daemon has given back all memory of its pool and ended\n");
+	return KVCTL_DONE;
+}
+
 int purge_command(int argc, char **argv)
 {
 	static const struct option longs[] = {OPTION_POOL, {"admin", required_argument, NULL, 'a'}, OPTION_LAST};
 	struct options options = {.command = "purge", .longs = longs, .argc = argc, .argv = argv};
-	struct kvp_wire_admin_done done;
-	struct kvp_wire_admin ask = {0};
 	char path[KVP_SOCKET_MAX];
 	const char *admin = NULL;
 	int c, fd, r;
@@ -174,12 +210,7 @@ int purge_command(int argc, char **argv)
 		}
 		return output_end(purge_without_daemon(&options));
 	}
-	r = admin_ask(fd, "purge", KVP_MSG_PURGE, &ask, now_ns() + ANSWER_NS, &done);
+	r = purge_by_daemon(&options, admin, fd, path);
 	close(fd);
-	if (r < 0)
-		admin_complain("purge", path, r);
-	if (r)
-		return r == -ETIMEDOUT ? KVCTL_DOWN : KVCTL_FAILED;
-	printf("purged: the daemon removes its pool from memory and ends\n");
-	return output_end(KVCTL_DONE);
+	return output_end(r);
 }

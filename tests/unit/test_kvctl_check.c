@@ -149,8 +149,12 @@ static void a_grant_of_nobody_is_found(void **state)
 {
 	struct fake *f = *state;
 
+	f->session_row->grants = 2;
+	expect_violation(f, "session 0000000000000022", "grants: gauge, recounted: expected 2, found 1");
+	f->session_row->grants = 0;
 	f->blocks[3].key.w[0] = 0x99;
 	expect_violation(f, "slot 3", "a granted slot belongs to a listed session");
+	assert_says(f->out, "1 violations");
 }
 
 static void slab_table_and_rows_must_agree(void **state)
@@ -305,6 +309,7 @@ static void json_lists_each_violation(void **state)
 	json_t *json, *violation;
 
 	f->blocks[3].key.w[0] = 0x99;
+	f->session_row->grants = 0;
 	assert_int_equal(run_here(f, "check", "--json"), 1);
 	json = parsed(f);
 	assert_int_equal(json_array_size(json_object_get(json, "violations")), 1);
