@@ -25,6 +25,11 @@ BOS = 1
 # (steps, sequence length, sequences a step); the learning rate is constant, then falls to 0 over the last DECAY steps
 PHASES = [(5200, 256, 8), (2600, 512, 4), (900, 2048, 1)]
 WARMUP, DECAY = 200, 4000
+# Last, against loops: greedy text of small models soon repeats itself.  In each step the model writes greedily from some
+# prefixes, and is taught to find less likely each beginning of a word that ended a repetition of REPEAT tokens
+# ("unlikelihood", Welleck and others 2019), beside an ordinary batch.  Only beginnings: else it learns to misspell.
+UNLIKELY_STEPS, UNLIKELY_RATE, UNLIKELY_WEIGHT, UNLIKELY_EMA = 300, 0.1, 1.0, 0.98
+ROLLOUTS, ROLLOUT, PREFIX_MAX, REPEAT = 16, 256, 64, 10
 LR_MATRIX, LR_EMBED, LR_NORM = 0.02, 0.004, 0.004
 WEIGHT_DECAY = 0.01
 EMA = 0.998
@@ -244,6 +249,45 @@ def jax_parts():
         hit = jnp.take_along_axis(z, ids[:, 1:, None], -1)[..., 0]
         return jnp.mean(jax.nn.logsumexp(z, -1) - hit)
 
+    def rollout(p, ids, n_given):
+        """Greedy text: row i of ids goes on after its first n_given[i] tokens, to the length of ids."""
+        b, t = ids.shape
+        angle = np.arange(t)[:, None] * ROPE_BASE ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+        cos, sin = jnp.cos(jnp.asarray(angle, jnp.float32)), jnp.sin(jnp.asarray(angle, jnp.float32))
+        g = HEADS // KV_HEADS
+
+        def step(carry, pos):
+            ids, ks, vs = carry
+            x = p["embed"][ids[:, pos]]
+            c, s = cos[pos], sin[pos]
+            for l in range(LAYERS):
+                h = rms(x, p["norm1"][l])
+                q = rope((h @ p["wq"][l].T).reshape(b, HEADS, HEAD_DIM), c, s).reshape(b, KV_HEADS, g, HEAD_DIM)
+                k = rope((h @ p["wk"][l].T).reshape(b, KV_HEADS, HEAD_DIM), c, s)
+                ks = ks.at[l, :, :, pos].set(k)
+                vs = vs.at[l, :, :, pos].set((h @ p["wv"][l].T).reshape(b, KV_HEADS, HEAD_DIM))
+                score = jnp.einsum("bhgd,bhkd->bhgk", q, ks[l]) * HEAD_DIM ** -0.5
+                w = jax.nn.softmax(jnp.where(jnp.arange(t) <= pos, score, -1e9), -1)
+                x = x + jnp.einsum("bhgk,bhkd->bhgd", w, vs[l]).reshape(b, DIM) @ p["wo"][l].T
+                h = rms(x, p["norm2"][l])
+                x = x + (jax.nn.silu(h @ p["w1"][l].T) * (h @ p["w3"][l].T)) @ p["w2"][l].T
+            best = jnp.argmax(rms(x, p["norm"]) @ p["embed"].T, -1).astype(jnp.int32)
+            ids = ids.at[:, pos + 1].set(jnp.where(pos + 1 < n_given, ids[:, pos + 1], best))
+            return (ids, ks, vs), None
+
+        cache = jnp.zeros((LAYERS, b, KV_HEADS, t, HEAD_DIM), jnp.float32)
+        (ids, _, _), _ = jax.lax.scan(step, (ids, cache, cache), jnp.arange(t - 1))
+        return ids
+
+    def unlikely(p, ids, marked):
+        """-log(1 - probability) of the marked tokens; marked[:, i] speaks of ids[:, i + 1]."""
+        z = forward(p, ids[:, :-1])
+        hit = jnp.take_along_axis(z, ids[:, 1:, None], -1)[..., 0] - jax.nn.logsumexp(z, -1)
+        return -jnp.sum(jnp.log1p(-jnp.exp(jnp.minimum(hit, -1e-4))) * marked) / marked.size
+
+    def loss_both(p, ids, written, marked):
+        return loss(p, ids) + UNLIKELY_WEIGHT * unlikely(p, written, marked)
+
     def orthogonal(g):
         """Muon: the momentum's nearest orthogonal matrix, five Newton-Schulz steps."""
         wide = g.shape[-2] > g.shape[-1]
@@ -255,9 +299,10 @@ def jax_parts():
         return jnp.swapaxes(x, -1, -2) if wide else x
 
     @jax.jit
-    def update(state, ids, lr):
+    def update(state, ids, lr, written=None, marked=None, keep=EMA):
         p, m, v, ema, n = state
-        value, g = jax.value_and_grad(loss)(p, ids)
+        value, g = jax.value_and_grad(loss)(p, ids) if written is None else jax.value_and_grad(loss_both)(
+            p, ids, written, marked)
         n = n + 1
         np_, nm, nv = {}, {}, {}
         for k in p:
@@ -271,11 +316,31 @@ def jax_parts():
                 nv[k] = 0.98 * v[k] + 0.02 * g[k] * g[k]
                 step = nm[k] / (1 - 0.9 ** n) / (jnp.sqrt(nv[k] / (1 - 0.98 ** n)) + 1e-8)
                 np_[k] = p[k] - lr * (LR_EMBED if k == "embed" else LR_NORM) * step
-        keep = jnp.minimum(EMA, n / (n + 10.0))
+        keep = jnp.minimum(keep, n / (n + 10.0))
         ema = {k: ema[k] * keep + np_[k] * (1 - keep) for k in p}
         return (np_, nm, nv, ema, n), value
 
-    return forward, jax.jit(loss), update
+    return jax.jit(loss), jax.jit(rollout), update
+
+
+def repeats(ids, n_given, word_begins):
+    """1 at i if ids[i + 1] was written by the model, begins a word and ends REPEAT tokens that occurred before."""
+    out = np.zeros(len(ids) - 1, np.float32)
+    seen = set()
+    for end in range(REPEAT, len(ids) + 1):
+        gram = tuple(ids[end - REPEAT:end])
+        if gram in seen and end > n_given and gram[-1] in word_begins:
+            out[end - 2] = 1
+        seen.add(gram)
+    return out
+
+
+def rollout_batch(corpus, rng, p, rollout, word_begins):
+    ids = np.stack([corpus.batch(rng, 1, ROLLOUT)[0] for _ in range(ROLLOUTS)])
+    n_given = rng.integers(1, PREFIX_MAX, ROLLOUTS)
+    n_given[0] = 1
+    written = np.asarray(rollout(p, ids, n_given))
+    return written, np.stack([repeats(w.tolist(), n, word_begins) for w, n in zip(written, n_given)])
 
 
 # ---- files ----
@@ -323,7 +388,7 @@ def main():
     train = Corpus([c for i, c in enumerate(chapters) if i % 40 != 7], rank)
     check = Corpus(held_out, rank)
     print(f"{len(train.stream)} training tokens, {len(check.stream)} held out; first: {train.window(0, 12)}", flush=True)
-    forward, loss, update = jax_parts()
+    loss, rollout, update = jax_parts()
     total = sum(n for n, _, _ in PHASES)
     path = os.path.join(outdir, "state.npz")
     if os.path.exists(path):
@@ -335,6 +400,7 @@ def main():
     print(f"{sum(p.size for p in state[0].values())} parameters, {total} steps, from {first}", flush=True)
     step, began, seen, sums = 0, time.time(), 0, []
     for n, length, rows in PHASES:
+        held = check.batch(np.random.default_rng(SEED), 4096 // min(length, 1024), min(length, 1024))
         for _ in range(n):
             step += 1
             if step <= first:
@@ -349,8 +415,27 @@ def main():
                 sums = []
             if step % SAVE_EVERY == 0 or step == total:
                 state_save(path, state, step)
-                held = check.batch(np.random.default_rng(SEED), 16 * 256 // min(length, 1024), min(length, 1024))
                 print(f"step {step} held out {float(loss(state[3], held)):.4f}", flush=True)
+    word_begins = {259 + i for i, p in enumerate(pieces) if p[0] == " " or p[0].isupper()}
+    for _ in range(UNLIKELY_STEPS):
+        step += 1
+        if step <= first:
+            continue
+        if step == total + 1:
+            state = (state[3], state[1], state[2], state[3], state[4])     # from the average on
+        rng = np.random.default_rng([SEED, step])
+        ids = train.batch(rng, 1, PHASES[-1][1])
+        written, marked = rollout_batch(train, rng, state[3], rollout, word_begins)
+        left = (total + UNLIKELY_STEPS + 1 - step) / UNLIKELY_STEPS
+        state, value = update(state, ids, np.float32(UNLIKELY_RATE * min(1.0, 2 * left)), written, marked, UNLIKELY_EMA)
+        sums.append([float(value), marked.mean()])
+        assert np.isfinite(sums[-1][0]), f"step {step}: loss {sums[-1]}"
+        if step % 10 == 0:
+            print(f"step {step} loss {np.mean(sums, 0)[0]:.4f} repeated {np.mean(sums, 0)[1]:.4f}", flush=True)
+            sums = []
+        if step % 50 == 0:
+            state_save(path, state, step)
+            print(f"step {step} held out {float(loss(state[3], held)):.4f}", flush=True)
     export(outdir, pieces)
 
 
