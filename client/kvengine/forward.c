@@ -64,23 +64,6 @@ void forward_deinit(struct forward *f)
 	*f = (struct forward){0};
 }
 
-/* Rows lie padded for the matrix product; attention wants them close together. */
-static void rows_pack(float *rows, uint32_t n, uint32_t size)
-{
-	const size_t stride = row_padded(size);
-
-	for (uint32_t r = 1; r < n && stride != size; r++)
-		memmove(rows + (size_t)r * size, rows + r * stride, size * sizeof(float));
-}
-
-static void rows_spread(float *rows, uint32_t n, uint32_t size)
-{
-	const size_t stride = row_padded(size);
-
-	for (uint32_t r = n; r-- > 1 && stride != size;)
-		memmove(rows + r * stride, rows + (size_t)r * size, size * sizeof(float));
-}
-
 static void rows_norm(const struct forward *f, const float *gain, uint32_t n)
 {
 	const size_t stride = row_padded(f->model->dim);
@@ -122,16 +105,12 @@ static int layer_attention(
 	matrix_apply(&layer->v, f->h, stride, n, f->v, kv_stride);
 	rows_rotate(f, f->q, m->n_heads, n, first);
 	rows_rotate(f, f->k, m->n_kv_heads, n, first);
-	rows_pack(f->q, n, m->dim);
-	rows_pack(f->k, n, kv_dim);
-	rows_pack(f->v, n, kv_dim);
-	r = attention->store(attention->context, l, first, n, f->k, f->v);
+	r = attention->store(attention->context, l, first, n, f->k, f->v, kv_stride);
 	if (r < 0)
 		return r;
-	r = attention->attend(attention->context, l, first, n, f->q, f->h);
+	r = attention->attend(attention->context, l, first, n, f->q, f->h, stride);
 	if (r < 0)
 		return r;
-	rows_spread(f->h, n, m->dim);
 	matrix_apply(&layer->o, f->h, stride, n, f->q, stride);
 	for (uint32_t row = 0; row < n; row++)
 		row_add(f->x + row * stride, f->q + row * stride, m->dim);

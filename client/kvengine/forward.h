@@ -14,12 +14,14 @@
 
 #include "model.h"
 
-/* Both return 0 or a negative errno, which ends the pass and is passed on as it is. */
+/* Both return 0 or a negative errno, which ends the pass and is passed on as it is.  Rows are @stride floats apart. */
 struct forward_attention {
-	/* K (rotated) and V of positions first .. first + n - 1: [n][kv_heads][head_dim], contiguous */
-	int (*store)(void *context, uint32_t layer, uint64_t first, uint32_t n, const float *k, const float *v);
-	/* causal attention of the same positions' queries (rotated, unscaled): [n][heads][head_dim] to the same shape */
-	int (*attend)(void *context, uint32_t layer, uint64_t first, uint32_t n, const float *q, float *out);
+	/* K (rotated) and V of positions first .. first + n - 1: rows of [kv_heads][head_dim] */
+	int (*store)(void *context, uint32_t layer, uint64_t first, uint32_t n, const float *k, const float *v,
+		size_t stride);
+	/* causal attention of the same positions' queries (rotated, unscaled): rows of [heads][head_dim], out alike */
+	int (*attend)(
+		void *context, uint32_t layer, uint64_t first, uint32_t n, const float *q, float *out, size_t stride);
 	void *context;
 };
 

@@ -13,7 +13,6 @@
 /* Bounds wide enough for any published model of this architecture and small enough that no product below overflows. */
 #define DIM_MAX (1 << 16)
 #define HIDDEN_MAX (1 << 18)
-#define LAYERS_MAX 128
 #define VOCAB_MAX (1 << 20)
 #define CONTEXT_MAX (1 << 20)
 
@@ -76,14 +75,14 @@ static bool in_range(int32_t value, int32_t max)
 
 static int shape_check(const struct shape *s, const char *path, struct error *error)
 {
-	const char *what = !in_range(s->dim, DIM_MAX)		? "dim"
-			   : !in_range(s->hidden, HIDDEN_MAX)	? "hidden size"
-			   : !in_range(s->layers, LAYERS_MAX)	? "number of layers"
-			   : !in_range(s->heads, s->dim)	? "number of heads"
-			   : !in_range(s->kv_heads, s->heads)	? "number of KV heads"
-			   : !in_range(s->vocab, VOCAB_MAX)	? "vocabulary size"
-			   : !in_range(s->context, CONTEXT_MAX) ? "context length"
-								: NULL;
+	const char *what = !in_range(s->dim, DIM_MAX)		    ? "dim"
+			   : !in_range(s->hidden, HIDDEN_MAX)	    ? "hidden size"
+			   : !in_range(s->layers, MODEL_LAYERS_MAX) ? "number of layers"
+			   : !in_range(s->heads, s->dim)	    ? "number of heads"
+			   : !in_range(s->kv_heads, s->heads)	    ? "number of KV heads"
+			   : !in_range(s->vocab, VOCAB_MAX)	    ? "vocabulary size"
+			   : !in_range(s->context, CONTEXT_MAX)	    ? "context length"
+								    : NULL;
 
 	if (!what && s->heads % s->kv_heads)
 		what = "number of KV heads (heads must be a multiple of it)";

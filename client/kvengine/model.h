@@ -16,6 +16,7 @@
 
 #define MODEL_MAGIC "KVPMODEL"
 #define MODEL_HEADER_BYTES 64
+#define MODEL_LAYERS_MAX 128
 
 struct model_layer {
 	float *norm_attn, *norm_ffn; /* [dim] */

@@ -2,6 +2,7 @@
 #include "rowmath.h"
 
 #include <errno.h>
+#include <kvattn.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -116,10 +117,22 @@ static apply_fn isa_apply(enum row_isa isa)
 
 static apply_fn apply_chosen;
 
+/* What libkvattn chose, so that one switch (KVATTN_ISA) and one name hold for the whole engine. */
+static enum row_isa isa_auto(void)
+{
+	const char *name = kvattn_isa_name();
+
+	if (strcmp(name, "avx512") == 0 && isa_runs(ROW_ISA_AVX512))
+		return ROW_ISA_AVX512;
+	if (strcmp(name, "scalar") != 0 && isa_runs(ROW_ISA_AVX2))
+		return ROW_ISA_AVX2;
+	return ROW_ISA_PLAIN;
+}
+
 int row_isa_force(enum row_isa isa)
 {
 	if (isa == ROW_ISA_AUTO)
-		isa = isa_runs(ROW_ISA_AVX512) ? ROW_ISA_AVX512 : isa_runs(ROW_ISA_AVX2) ? ROW_ISA_AVX2 : ROW_ISA_PLAIN;
+		isa = isa_auto();
 	if (!isa_runs(isa))
 		return -ENOTSUP;
 	apply_chosen = isa_apply(isa);

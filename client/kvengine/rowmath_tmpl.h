@@ -60,8 +60,8 @@ ROW_TARGET static void ROW_NAME(apply)(
 
 		for (uint32_t r = 0; r < many; r += ROWS_MANY)
 			ROW_NAME(tile)
-			(panel, panel_floats, x + r * x_stride, x_stride, y + r * y_stride + p * ROW_PANEL, y_stride,
-				matrix->n_in, ROWS_MANY, 1);
+		(panel, panel_floats, x + r * x_stride, x_stride, y + r * y_stride + p * ROW_PANEL, y_stride,
+			matrix->n_in, ROWS_MANY, 1);
 	}
 	for (uint32_t r = many; r < rows; r++)
 		ROW_NAME(apply_row)(matrix, x + r * x_stride, y + r * y_stride);

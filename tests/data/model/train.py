@@ -28,7 +28,7 @@ WARMUP, DECAY = 200, 4000
 # Last, against loops: greedy text of small models soon repeats itself.  In each step the model writes greedily from some
 # prefixes, and is taught to find less likely each beginning of a word that ended a repetition of REPEAT tokens
 # ("unlikelihood", Welleck and others 2019), beside an ordinary batch.  Only beginnings: else it learns to misspell.
-UNLIKELY_STEPS, UNLIKELY_RATE, UNLIKELY_WEIGHT, UNLIKELY_EMA = 300, 0.1, 1.0, 0.98
+UNLIKELY_STEPS, UNLIKELY_RATE, UNLIKELY_WEIGHT, UNLIKELY_EMA = 360, 0.1, 1.0, 0.98
 ROLLOUTS, ROLLOUT, PREFIX_MAX, REPEAT = 16, 256, 64, 10
 LR_MATRIX, LR_EMBED, LR_NORM = 0.02, 0.004, 0.004
 WEIGHT_DECAY = 0.01
@@ -433,7 +433,7 @@ def main():
         if step % 10 == 0:
             print(f"step {step} loss {np.mean(sums, 0)[0]:.4f} repeated {np.mean(sums, 0)[1]:.4f}", flush=True)
             sums = []
-        if step % 50 == 0:
+        if step % 50 == 0 or step == total + UNLIKELY_STEPS:
             state_save(path, state, step)
             print(f"step {step} held out {float(loss(state[3], held)):.4f}", flush=True)
     export(outdir, pieces)

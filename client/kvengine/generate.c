@@ -1,0 +1,214 @@
+/* generate.c - see generate.h */
+#include "generate.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "sampler.h"
+#include "tokenizer.h"
+
+struct run {
+	struct forward forward;
+	struct kv_store *store;
+	const struct generate_opts *opts;
+	struct generate_result *result;
+	struct error *error;
+	struct kvattn_table table;
+	struct kvattn_opts attn;
+};
+
+static double now_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static void rest_ms(uint32_t ms)
+{
+	struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000};
+
+	while (ms > 0 && nanosleep(&t, &t) < 0 && errno == EINTR)
+		;
+}
+
+/* K and V of the new rows, block by block. */
+static int run_store(
+	void *context, uint32_t layer, uint64_t first, uint32_t n, const float *k, const float *v, size_t stride)
+{
+	const struct run *run = context;
+	const struct kvattn_geom *geom = &run->store->geom[layer];
+
+	for (uint32_t done = 0, take; done < n; done += take) {
+		uint32_t index;
+		void *block = run->store->ops->block(run->store, first + done, &index);
+		int r;
+
+		if (!block)
+			return -EROFS; /* only our own bug: these tokens were just appended */
+		take = geom->block_tokens - index;
+		if (take > n - done)
+			take = n - done;
+		r = kvattn_put(geom, block, index, take, k + done * stride, stride, v + done * stride, stride);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+static int run_attend(
+	void *context, uint32_t layer, uint64_t first, uint32_t n, const float *q, float *out, size_t stride)
+{
+	const struct run *run = context;
+	const struct kvattn_seq seq = {
+		.table = run->table,
+		.q = q,
+		.out = out,
+		.q_stride = stride,
+		.out_stride = stride,
+		.n_q = n,
+		.q_end = first + n,
+		.causal = 1,
+	};
+
+	return kvattn_attend(&run->store->geom[layer], &seq, 1, &run->attn);
+}
+
+/* Compute tokens first .. first + n - 1 of the result's ids; the last one's logits if @want_logits. */
+static int run_tokens(struct run *run, uint64_t first, uint64_t n, bool want_logits)
+{
+	const struct forward_attention attention = {run_store, run_attend, run};
+	int64_t r = run->store->ops->append(run->store, run->result->ids + first, n, run->error);
+
+	if (r < 0)
+		return (int)r;
+	r = run->store->ops->table(run->store, &run->table);
+	if (r < 0)
+		return error_set(run->error, (int)r, "the block table cannot be had: %s", strerror((int)-r));
+	r = forward_run(&run->forward, run->result->ids + first, (uint32_t)n, first, want_logits ? 1 : 0, &attention);
+	if (r < 0)
+		return error_set(run->error, (int)r, "the forward pass at token %llu failed: %s",
+			(unsigned long long)first, strerror((int)-r));
+	run->result->forward_tokens += n;
+	r = run->store->ops->commit(run->store, first + n, run->error);
+	return r < 0 ? (int)r : 0;
+}
+
+/* From @first to the end of the ids, chunk by chunk. */
+static int run_rest(struct run *run, uint64_t first)
+{
+	int r = 0;
+
+	for (uint64_t n; r == 0 && first < run->result->n_ids; first += n) {
+		n = run->result->n_ids - first;
+		if (n > run->opts->chunk)
+			n = run->opts->chunk;
+		r = run_tokens(run, first, n, first + n == run->result->n_ids);
+	}
+	return r;
+}
+
+static int run_prompt(struct run *run)
+{
+	struct generate_result *result = run->result;
+	const int64_t reused = run->store->ops->match(run->store, result->ids, result->n_ids, run->error);
+	struct kv_counts counts;
+
+	if (reused < 0)
+		return (int)reused;
+	run->store->ops->counts(run->store, &counts);
+	result->reused_ram = counts.reused_ram;
+	result->reused_spill = counts.reused_spill;
+	result->computed = result->n_ids - (uint64_t)reused;
+	return run_rest(run, (uint64_t)reused);
+}
+
+static int run_step(struct run *run)
+{
+	if (!run->opts->forget)
+		return run_rest(run, run->result->n_ids - 1);
+	run->store->ops->restart(run->store);
+	return run_rest(run, 0);
+}
+
+/* One token after the other, until the steps are done, BOS, or the context is full. */
+static int run_decode(struct run *run, uint32_t steps)
+{
+	struct generate_result *result = run->result;
+	const struct model *model = run->forward.model;
+	double busy_ms = 0;
+	uint32_t n = 0;
+	int r = 0;
+
+	while (n < steps) {
+		const uint32_t id = sampler_greedy(run->forward.logits, model->n_vocab);
+		double start;
+
+		if (id == TOKEN_BOS)
+			break;
+		result->ids[result->n_ids++] = id;
+		if (++n == steps || result->n_ids > model->context)
+			break;
+		rest_ms(run->opts->pace_ms);
+		start = now_ms();
+		r = run_step(run);
+		if (r < 0)
+			return r;
+		busy_ms += now_ms() - start;
+	}
+	if (n > 1 && busy_ms > 0)
+		result->decode_tok_s = (n - 1) / (busy_ms / 1e3);
+	return 0;
+}
+
+static int run_all(struct run *run)
+{
+	const double start = now_ms();
+	struct kv_counts counts;
+	int r;
+
+	r = run_prompt(run);
+	if (r < 0)
+		return r;
+	run->result->ttft_ms = now_ms() - start;
+	r = run_decode(run, run->opts->steps);
+	if (r < 0)
+		return r;
+	run->store->ops->counts(run->store, &counts);
+	run->result->copied_bytes = counts.copied_bytes;
+	if (counts.lost > 0)
+		return error_set(run->error, -ESTALE,
+			"%llu blocks were taken away while in use (this process was stopped past the hold limit)",
+			(unsigned long long)counts.lost);
+	return 0;
+}
+
+int generate_run(const struct model *model, struct kv_store *store, const uint32_t *prompt, uint64_t n_prompt,
+	const struct generate_opts *opts, struct generate_result *result, struct error *error)
+{
+	struct run run = {.store = store, .opts = opts, .result = result, .error = error};
+	int r;
+
+	*result = (struct generate_result){.n_ids = n_prompt, .prompt_tokens = n_prompt};
+	if (n_prompt < 1 || n_prompt > model->context)
+		return error_set(error, -E2BIG, "the prompt is %llu tokens, the model's context %u; shorten it",
+			(unsigned long long)n_prompt, model->context);
+	kvattn_opts_init(&run.attn, model->n_heads);
+	result->ids = calloc(n_prompt + opts->steps + 1, sizeof(*result->ids));
+	if (!result->ids || forward_init(&run.forward, model, opts->chunk) < 0) {
+		r = error_set(error, -ENOMEM, "not enough memory for chunks of %u tokens; use a smaller --chunk",
+			opts->chunk);
+	} else {
+		memcpy(result->ids, prompt, n_prompt * sizeof(*prompt));
+		r = run_all(&run);
+	}
+	forward_deinit(&run.forward);
+	if (r < 0) {
+		free(result->ids);
+		result->ids = NULL;
+	}
+	return r;
+}

@@ -1,0 +1,42 @@
+/*
+ * generate.h - the engine's loop: match, compute the rest of the prompt, then one token at a time
+ *
+ * Does no input or output; joins a model's forward pass and a KV store through libkvattn.
+ */
+#ifndef KVENGINE_GENERATE_H
+#define KVENGINE_GENERATE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "error.h"
+#include "forward.h"
+#include "kv.h"
+
+struct generate_opts {
+	uint32_t steps; /* tokens to generate at most; BOS or the end of the context ends it before */
+	uint32_t chunk; /* prompt tokens computed together */
+	uint32_t pace_ms; /* rest between tokens, for watchers */
+	bool forget; /* keep no KV: compute everything again at each step */
+};
+
+struct generate_result {
+	uint32_t *ids; /* prompt, then what was generated; the caller frees it */
+	uint64_t n_ids;
+	uint64_t prompt_tokens;
+	uint64_t reused_ram, reused_spill; /* prompt tokens found in the store */
+	uint64_t computed; /* prompt tokens computed: the rest of them */
+	uint64_t forward_tokens; /* rows that went through the model, generation and repetition included */
+	uint64_t copied_bytes;
+	double ttft_ms; /* from the first look into the store to the first token */
+	double decode_tok_s; /* tokens after the first; 0 with fewer than two, pauses not counted */
+};
+
+/**
+ * generate_run() - @prompt: 1 .. context - 1 ids
+ * Return: 0; -ESTALE: the store lost blocks under way, nothing in @result is to be used; other negative errno with @error.
+ */
+int generate_run(const struct model *model, struct kv_store *store, const uint32_t *prompt, uint64_t n_prompt,
+	const struct generate_opts *opts, struct generate_result *result, struct error *error);
+
+#endif

@@ -1,0 +1,383 @@
+/*
+ * main.c - kvengine, kvpool's reference engine: greedy text from a small Llama-architecture model, one JSON object
+ *
+ * Made to show and test the pool, not to serve: one request, one thread.  Options in --help.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <jansson.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "file.h"
+#include "generate.h"
+#include "kv.h"
+#include "tokenizer.h"
+
+enum exit_code {
+	EXIT_USAGE = 2,
+};
+
+struct config {
+	const char *model, *tokenizer, *prompt, *prompt_file;
+	const char *kv_name;
+	struct kv_opts kv;
+	struct kv_pool_opts pool;
+	struct generate_opts generate;
+	bool no_pool, json;
+};
+
+enum option_id {
+	OPT_MODEL = 256,
+	OPT_TOKENIZER,
+	OPT_PROMPT,
+	OPT_PROMPT_FILE,
+	OPT_STEPS,
+	OPT_NO_POOL,
+	OPT_NO_KV,
+	OPT_KV,
+	OPT_BLOCK_TOKENS,
+	OPT_CHUNK,
+	OPT_SOCKET,
+	OPT_NAME,
+	OPT_PACE,
+	OPT_JSON,
+	OPT_HELP,
+};
+
+static const struct option options[] = {
+	{"model", required_argument, NULL, OPT_MODEL},
+	{"tokenizer", required_argument, NULL, OPT_TOKENIZER},
+	{"prompt", required_argument, NULL, OPT_PROMPT},
+	{"prompt-file", required_argument, NULL, OPT_PROMPT_FILE},
+	{"steps", required_argument, NULL, OPT_STEPS},
+	{"no-pool", no_argument, NULL, OPT_NO_POOL},
+	{"no-kv", no_argument, NULL, OPT_NO_KV},
+	{"kv", required_argument, NULL, OPT_KV},
+	{"block-tokens", required_argument, NULL, OPT_BLOCK_TOKENS},
+	{"chunk", required_argument, NULL, OPT_CHUNK},
+	{"socket", required_argument, NULL, OPT_SOCKET},
+	{"name", required_argument, NULL, OPT_NAME},
+	{"pace", required_argument, NULL, OPT_PACE},
+	{"json", no_argument, NULL, OPT_JSON},
+	{"help", no_argument, NULL, OPT_HELP},
+	{0},
+};
+
+static const char usage[] =
+	"kvengine --model FILE [--tokenizer FILE] --prompt TEXT|--prompt-file FILE [options]\n"
+	"\n"
+	"Greedy text from a Llama-architecture model, its K and V in kvpool's pool.\n"
+	"\n"
+	"  --model FILE        checkpoint, of kvpool's format or llama2.c's\n"
+	"  --tokenizer FILE    in llama2.c's format; default: the model's name with .tok at its end\n"
+	"  --prompt TEXT       the prompt, or\n"
+	"  --prompt-file FILE  the file that holds it, taken as it is\n"
+	"  --steps N           tokens to generate at most (64)\n"
+	"  --kv TYPE           how K and V are stored: f32, f16 or bf16 (f32)\n"
+	"  --block-tokens N    tokens of a block (16)\n"
+	"  --chunk N           prompt tokens computed together (64)\n"
+	"  --socket PATH       of the daemon; default: KVPOOL_SOCKET, else /run/kvpool/kvpoold.sock\n"
+	"  --name NS           namespace in the pool (kvengine)\n"
+	"  --no-pool           keep K and V in this process's memory\n"
+	"  --no-kv             keep none: compute everything again at each step\n"
+	"  --pace MS           rest that long between tokens, for watchers\n"
+	"  --json              print one JSON object instead of the text\n"
+	"\n"
+	"Exit status: 0 done, 1 failed, 2 wrong usage.\n";
+
+static int number_parse(const char *text, const char *option, uint32_t min, uint32_t max, uint32_t *value)
+{
+	char *end;
+	unsigned long n;
+
+	errno = 0;
+	n = strtoul(text, &end, 10);
+	if (errno || end == text || *end || text[0] == '-' || n < min || n > max) {
+		fprintf(stderr, "kvengine: --%s %s: give a number from %u to %u\n", option, text, min, max);
+		return -EINVAL;
+	}
+	*value = (uint32_t)n;
+	return 0;
+}
+
+static int type_parse(const char *text, struct config *config)
+{
+	static const struct {
+		const char *name;
+		uint32_t type;
+	} types[] = {{"f32", KVATTN_F32}, {"f16", KVATTN_F16}, {"bf16", KVATTN_BF16}};
+
+	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+		if (strcmp(text, types[i].name) == 0) {
+			config->kv.type = types[i].type;
+			config->kv_name = types[i].name;
+			return 0;
+		}
+	}
+	fprintf(stderr, "kvengine: --kv %s: give f32, f16 or bf16\n", text);
+	return -EINVAL;
+}
+
+static int option_take(int id, const char *value, struct config *config)
+{
+	switch (id) {
+	case OPT_MODEL:
+		config->model = value;
+		return 0;
+	case OPT_TOKENIZER:
+		config->tokenizer = value;
+		return 0;
+	case OPT_PROMPT:
+		config->prompt = value;
+		return 0;
+	case OPT_PROMPT_FILE:
+		config->prompt_file = value;
+		return 0;
+	case OPT_STEPS:
+		return number_parse(value, "steps", 0, 1 << 20, &config->generate.steps);
+	case OPT_NO_POOL:
+		config->no_pool = true;
+		return 0;
+	case OPT_NO_KV:
+		config->generate.forget = true;
+		return 0;
+	case OPT_KV:
+		return type_parse(value, config);
+	case OPT_BLOCK_TOKENS:
+		return number_parse(value, "block-tokens", 1, 1 << 20, &config->kv.block_tokens);
+	case OPT_CHUNK:
+		return number_parse(value, "chunk", 1, 4096, &config->generate.chunk);
+	case OPT_SOCKET:
+		config->pool.socket = value;
+		return 0;
+	case OPT_NAME:
+		config->pool.name = value;
+		return 0;
+	case OPT_PACE:
+		return number_parse(value, "pace", 0, 60000, &config->generate.pace_ms);
+	case OPT_JSON:
+		config->json = true;
+		return 0;
+	default:
+		return -EINVAL;
+	}
+}
+
+/* Return: 0; 1 help was given; -EINVAL with the reason printed. */
+static int config_parse(int argc, char **argv, struct config *config)
+{
+	int id;
+
+	while ((id = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		if (id == OPT_HELP) {
+			fputs(usage, stdout);
+			return 1;
+		}
+		if (option_take(id, optarg, config) < 0)
+			return -EINVAL;
+	}
+	if (optind < argc)
+		fprintf(stderr, "kvengine: %s: options only; a prompt goes after --prompt\n", argv[optind]);
+	else if (!config->model)
+		fputs("kvengine: --model is missing; kvengine --help lists the options\n", stderr);
+	else if (!config->prompt == !config->prompt_file)
+		fputs("kvengine: give either --prompt or --prompt-file\n", stderr);
+	else
+		return 0;
+	return -EINVAL;
+}
+
+/* The model's path with its last suffix replaced by ".tok". */
+static int tokenizer_default(const char *model, char *path, size_t size)
+{
+	const char *slash = strrchr(model, '/'), *dot = strrchr(model, '.');
+	const size_t stem = dot && (!slash || dot > slash + 1) && dot != model ? (size_t)(dot - model) : strlen(model);
+
+	if (stem + sizeof(".tok") > size)
+		return -ENAMETOOLONG;
+	memcpy(path, model, stem);
+	strcpy(path + stem, ".tok");
+	return 0;
+}
+
+static int inputs_open(
+	const struct config *config, struct model *model, struct tokenizer *tokenizer, struct error *error)
+{
+	char path[PATH_MAX];
+	int r = model_open(model, config->model, error);
+
+	if (r < 0)
+		return r;
+	if (config->tokenizer)
+		return tokenizer_open(tokenizer, config->tokenizer, model->n_vocab, error);
+	if (tokenizer_default(config->model, path, sizeof(path)) < 0)
+		return error_set(error, -ENAMETOOLONG, "%s: the path is too long", config->model);
+	r = tokenizer_open(tokenizer, path, model->n_vocab, error);
+	if (r == -ENOENT)
+		return error_set(
+			error, r, "%s: there is no tokenizer beside the model; give its path with --tokenizer", path);
+	return r;
+}
+
+static int64_t prompt_encode(const struct config *config, const struct model *model, const struct tokenizer *tokenizer,
+	uint32_t **ids, struct error *error)
+{
+	struct file file;
+	int64_t n;
+
+	if (config->prompt)
+		return tokenizer_encode(tokenizer, config->prompt, strlen(config->prompt), model->context, ids, error);
+	n = file_map(&file, config->prompt_file, error);
+	if (n < 0)
+		return n;
+	n = tokenizer_encode(tokenizer, (const char *)file.bytes, file.size, model->context, ids, error);
+	file_unmap(&file);
+	return n;
+}
+
+/* Text for JSON: bytes that are not UTF-8 become U+FFFD.  Generated bytes need not make whole characters. */
+static json_t *json_text(const char *text, size_t length)
+{
+	static const char replacement[] = "\xef\xbf\xbd";
+	json_t *json = json_stringn(text, length);
+	char *clean = json ? NULL : malloc(3 * length + 1);
+	size_t n = 0;
+
+	for (size_t at = 0, take; clean && at < length; at += take) {
+		json_t *whole = NULL;
+
+		for (take = length - at < 4 ? length - at : 4; take > 0 && !whole; take -= !whole)
+			whole = json_stringn(text + at, take);
+		memcpy(clean + n, whole ? text + at : replacement, whole ? take : 3);
+		n += whole ? take : 3;
+		take = whole ? take : 1;
+		json_decref(whole);
+	}
+	if (clean)
+		json = json_stringn(clean, n);
+	free(clean);
+	return json;
+}
+
+static int result_print_json(
+	const struct config *config, const struct generate_result *result, const char *text, size_t length)
+{
+	json_t *ids = json_array();
+	json_t *json;
+
+	for (uint64_t i = 0; i < result->n_ids; i++)
+		json_array_append_new(ids, json_integer(result->ids[i]));
+	json = json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:s, s:s, s:I}", "ids", ids, "text",
+		json_text(text, length), "prompt_tokens", (json_int_t)result->prompt_tokens, "reused_ram",
+		(json_int_t)result->reused_ram, "reused_spill", (json_int_t)result->reused_spill, "computed",
+		(json_int_t)result->computed, "forward_tokens", (json_int_t)result->forward_tokens, "ttft_ms",
+		result->ttft_ms, "decode_tok_s", result->decode_tok_s, "isa", kvattn_isa_name(), "kv", config->kv_name,
+		"copied_bytes", (json_int_t)result->copied_bytes);
+	if (!json)
+		return -ENOMEM;
+	json_dumpf(json, stdout, JSON_REAL_PRECISION(6));
+	putchar('\n');
+	json_decref(json);
+	return 0;
+}
+
+static int result_print(const struct config *config, const struct tokenizer *tokenizer,
+	const struct generate_result *result, struct error *error)
+{
+	char *text;
+	const int64_t length = tokenizer_decode(tokenizer, result->ids, result->n_ids, &text);
+	int r = 0;
+
+	if (length < 0)
+		return error_set(error, -ENOMEM, "not enough memory for the text");
+	if (config->json) {
+		r = result_print_json(config, result, text, (size_t)length);
+	} else {
+		fwrite(text, 1, (size_t)length, stdout);
+		putchar('\n');
+	}
+	free(text);
+	if (r < 0)
+		return error_set(error, r, "not enough memory for the result");
+	if (fflush(stdout) != 0)
+		return error_set(error, -errno, "standard output: %s", strerror(errno));
+	return 0;
+}
+
+static int store_open(const struct config *config, const struct model *model, const struct tokenizer *tokenizer,
+	struct kv_store **store, struct error *error)
+{
+	struct kv_pool_opts pool = config->pool;
+
+	if (config->no_pool || config->generate.forget)
+		return kv_private_open(model, &config->kv, store, error);
+	pool.tokenizer = tokenizer->fingerprint;
+	return kv_pool_open(model, &config->kv, &pool, store, error);
+}
+
+static int generate(const struct config *config, const struct model *model, const struct tokenizer *tokenizer,
+	const uint32_t *ids, uint64_t n, struct generate_result *result, struct error *error)
+{
+	struct kv_store *store = NULL;
+	int r = store_open(config, model, tokenizer, &store, error);
+
+	if (r < 0)
+		return r;
+	r = generate_run(model, store, ids, n, &config->generate, result, error);
+	kv_close(store);
+	if (r != -ESTALE)
+		return r;
+	/* Blocks vanished under the sequence, so nothing it gave can be trusted: once more, from memory of our own. */
+	fprintf(stderr, "kvengine: %s; computing again without the pool\n", error->text);
+	r = kv_private_open(model, &config->kv, &store, error);
+	if (r < 0)
+		return r;
+	r = generate_run(model, store, ids, n, &config->generate, result, error);
+	kv_close(store);
+	return r;
+}
+
+static int run(const struct config *config, struct error *error)
+{
+	struct generate_result result = {0};
+	struct tokenizer tokenizer = {0};
+	struct model model = {0};
+	uint32_t *ids = NULL;
+	int64_t r = inputs_open(config, &model, &tokenizer, error);
+
+	if (r == 0)
+		r = prompt_encode(config, &model, &tokenizer, &ids, error);
+	if (r >= 0)
+		r = generate(config, &model, &tokenizer, ids, (uint64_t)r, &result, error);
+	if (r == 0)
+		r = result_print(config, &tokenizer, &result, error);
+	free(result.ids);
+	free(ids);
+	tokenizer_close(&tokenizer);
+	model_close(&model);
+	return (int)r;
+}
+
+int main(int argc, char **argv)
+{
+	struct config config = {
+		.kv = {.type = KVATTN_F32, .block_tokens = 16},
+		.kv_name = "f32",
+		.pool = {.name = "kvengine"},
+		.generate = {.steps = 64, .chunk = 64},
+	};
+	struct error error = {0};
+	int r = config_parse(argc, argv, &config);
+
+	if (r != 0)
+		return r > 0 ? EXIT_SUCCESS : EXIT_USAGE;
+	if (run(&config, &error) < 0) {
+		fprintf(stderr, "kvengine: %s\n", error.text);
+		return EXIT_FAILURE;
+	}
+	return EXIT_SUCCESS;
+}
