@@ -1,154 +1,251 @@
 /*
- * kvattn.h - libkvattn: attention over K and V that lie in blocks
+ * kvattn.h - attention over a paged KV cache, in place (libkvattn)
  *
- * Knows nothing of the pool: a sequence is a table of block addresses.  One call does decode (few query rows) and causal,
- * chunked prefill, for a batch of sequences of unequal length.
+ * Knows nothing of the pool: it reads blocks wherever they lie, through a table of pointers.  Order of calls:
  *
- * For query row r of a sequence, at absolute position p, query head h, its KV head g = h / (n_q_heads / n_kv_heads), and
- * each key j at position pos(j) that the row may see:
+ *	kvattn_geom_init_hnd() or kvp_attn_geom()		once for each layer: where K and V lie in a block
+ *	kvattn_put()						as tokens come: f32 rows into a block
+ *	kvattn_attend()						as often as wanted: decode, prefill, batches
  *
- *	z_j = scale * (q . k_j)                       scale
- *	z_j = softcap * tanh(z_j / softcap)           soft cap, if any (Gemma 2)
- *	z_j = z_j - slope[h] * (p - pos(j))           ALiBi, if any (Press et al. 2022)
- *	out = sum_j e^z_j v_j / (sum_j e^z_j + e^sink[h])      the sink only if given (as in gpt-oss)
- *	lse = log(sum_j e^z_j + e^sink[h])
+ * What is computed, for query row r at position p and query head h, over the keys j it may see:
  *
- * in this order; hidden keys are passed over, never multiplied by 0.  A row that sees nothing gives zeros and lse =
- * -infinity (or the sink).  Causal: pos(j) <= p.  Window W: p - pos(j) < W, so min(p + 1, W) keys; the first sink_tokens
- * positions stay visible.
+ *	z_j  = scale * (q . k_j)				k_j of KV head h / (n_q_heads / n_kv_heads)
+ *	z_j  = softcap * tanh(z_j / softcap)			if softcap > 0
+ *	z_j  = z_j - slope_h * (p - pos_j)			if ALiBi slopes are given
+ *	out  = sum_j exp(z_j) v_j / (sum_j exp(z_j) + exp(sink_h))
+ *	lse  = log(sum_j exp(z_j) + exp(sink_h))		the sink's term only where sink_logits are given
  *
- * Promise: the bits of a row's result depend on its query, its visible keys and their positions, the block size and the
- * instruction set (kvattn_isa()), and on nothing else: not on how queries are cut into calls, what else is in the batch,
- * the number of threads, or where blocks lie.
+ * in this order: scale, soft cap, bias, mask, softmax with sink (Vaswani et al. 2017; soft cap as in Gemma 2; ALiBi: Press
+ * et al. 2022; sink logits as in gpt-oss).  Key j is visible to position p when both hold:
  *
- * Threads: every call may run in any number of threads at once.  Errors: negative errno; nothing is printed.
+ *	not causal, or pos_j <= p
+ *	no window, or pos_j > p - window, or pos_j < sink_tokens
+ *
+ * so a window of W shows min(p + 1, W) keys, itself included.  A hidden key is skipped, never multiplied by zero: NaN or
+ * infinity in its bytes do no harm; a score of minus infinity hides its key too.  A row that sees nothing gives zeros, and
+ * lse = -INFINITY (without a sink).  Scores, softmax and all sums are f32, so each f16 or bf16 value counts exactly.
+ *
+ * Promise: on one instruction set (kvattn_isa_name()) the bits of a query row's result depend on that row, its position, the
+ * options and the visible keys with their positions alone: not on how queries are cut into calls, what else is in the batch,
+ * the number of threads, the block size, HND or NHD, or where blocks lie.  (Blocks listed with block_pos out of order
+ * of position give results within rounding of that.)  So an engine that reuses KV computes the very tokens of one that does not.
+ *
+ * Threads: every call may run in any number of threads at once, also after fork(); nothing blocks but the wait of
+ * kvattn_attend() for its own threads.  No call keeps a pointer.  Calls return 0 or a negative errno and then have written
+ * nothing the caller may rely on.  Environment: KVATTN_ISA=scalar|avx2|avx512 caps the instruction set, read once.
  */
 #ifndef KVATTN_H
 #define KVATTN_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#if defined(__GNUC__)
+#define KVATTN_API __attribute__((visibility("default")))
+#else
+#define KVATTN_API
+#endif
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#ifndef KVATTN_API
-#define KVATTN_API __attribute__((visibility("default")))
-#endif
+#define KVATTN_VERSION_MAJOR 0
+#define KVATTN_VERSION_MINOR 1
 
-enum kvattn_type {
+/** kvattn_version() - of the library at run time: major << 16 | minor */
+KVATTN_API uint32_t kvattn_version(void);
+
+/** kvattn_isa_name() - "scalar", "avx2" (with FMA and F16C) or "avx512" (F, BW, DQ, VL): what this process computes with */
+KVATTN_API const char *kvattn_isa_name(void);
+
+/* ---- Where K and V lie ---- */
+
+enum kvattn_type { /* of stored elements, little-endian; numbers never change */
 	KVATTN_F32 = 1,
-	KVATTN_F16 = 2,
+	KVATTN_F16 = 2, /* IEEE 754 binary16 */
 	KVATTN_BF16 = 3,
-	/* 4..7: fp8, int8, int4: reserved, refused with -ENOTSUP */
+	KVATTN_I8 = 4, /* this and what follows: reserved, -ENOTSUP */
+	KVATTN_I4 = 5,
+	KVATTN_FP8_E4M3 = 6,
 };
+
 enum kvattn_layout {
-	KVATTN_ROWS = 0, /* K and V row-major: [token][dim] under any strides (HND and NHD blocks) */
-	KVATTN_TILED = 1, /* reserved, refused with -ENOTSUP */
+	KVATTN_ROWS = 1, /* a token's vector of one head is contiguous; the rest by strides */
+	KVATTN_TILED = 2, /* reserved, -ENOTSUP */
 };
 
-#define KVATTN_DIM_MAX 576
+#define KVATTN_DIM_MAX 576u
+#define KVATTN_HEADS_MAX 4096u
+#define KVATTN_BLOCK_TOKENS_MAX (1u << 31)
+#define KVATTN_TOKENS_MAX (1ull << 40) /* positions and counts of tokens are below this */
 
-/* One layer inside a block. */
+/*
+ * One layer inside a block.  Element d of head h of token t of K lies at
+ * block + k_off + t * k_token_stride + h * k_head_stride + d * element size; V likewise.  Offsets and strides are bytes and
+ * multiples of the element size.  K and V may share bytes (v_off == k_off, as in a latent cache).
+ */
 struct kvattn_geom {
 	uint32_t size; /* sizeof(struct kvattn_geom) */
-	uint32_t type_k, type_v; /* enum kvattn_type */
 	uint32_t layout; /* enum kvattn_layout */
+	uint32_t type_k; /* enum kvattn_type */
+	uint32_t type_v;
 	uint32_t n_kv_heads;
-	uint32_t dim_k, dim_v; /* 1..KVATTN_DIM_MAX, may differ */
-	uint32_t block_tokens; /* 1 .. a whole context */
-	uint64_t k_off, v_off; /* bytes from the block's base to head 0, token 0 */
-	uint64_t k_token_stride, k_head_stride, v_token_stride, v_head_stride; /* bytes */
+	uint32_t dim_k; /* elements of a head's vector, 1 .. KVATTN_DIM_MAX */
+	uint32_t dim_v;
+	uint32_t block_tokens; /* 1 .. a whole context; fast: a multiple of 16 */
+	uint64_t k_off;
+	uint64_t v_off;
+	uint64_t k_token_stride;
+	uint64_t k_head_stride;
+	uint64_t v_token_stride;
+	uint64_t v_head_stride;
+};
+
+/* A block of equal layers, each tensor (K or V of a layer) padded to 64 bytes. */
+struct kvattn_shape {
+	uint32_t n_layers;
+	uint32_t n_kv_heads;
+	uint32_t dim_k;
+	uint32_t dim_v;
+	uint32_t type_k; /* enum kvattn_type */
+	uint32_t type_v;
+	uint32_t block_tokens;
 };
 
 /**
- * kvattn_geom_init() - layer @layer of a block [layer][K, V][kv_head][token][dim] (@nhd: [token][kv_head]), tensors aligned
- * to 64 bytes, all layers alike
- * Return: bytes of a whole block of @n_layers layers; 0: a bad argument.
+ * kvattn_geom_init_hnd() - geometry of one layer of a block [layer][K, V][kv_head][token][dim]
+ * @geom:  filled, size and all
+ * @layer: 0 .. shape->n_layers - 1
+ *
+ * The canonical layout; offsets are those of kvp_geom() for KVP_LAYOUT_HND.
+ * Return: 0; -EINVAL a count is zero or too large; -ENOTSUP the type is not served.
  */
-KVATTN_API uint64_t kvattn_geom_init(struct kvattn_geom *geom, bool nhd, uint32_t n_layers, uint32_t layer,
-	uint32_t n_kv_heads, uint32_t dim_k, uint32_t dim_v, uint32_t type_k, uint32_t type_v, uint32_t block_tokens);
+KVATTN_API int kvattn_geom_init_hnd(struct kvattn_geom *geom, const struct kvattn_shape *shape, uint32_t layer);
 
-/* The blocks of one sequence. All are full but the last. */
+/** kvattn_geom_init_nhd() - the same for a block [layer][K, V][token][kv_head][dim] */
+KVATTN_API int kvattn_geom_init_nhd(struct kvattn_geom *geom, const struct kvattn_shape *shape, uint32_t layer);
+
+/** kvattn_block_bytes() - length of a block of either layout, without padding at its end; 0: the shape is refused */
+KVATTN_API uint64_t kvattn_block_bytes(const struct kvattn_shape *shape);
+
+/** kvattn_type_bytes() - of one element; 0: the type is not served */
+KVATTN_API uint32_t kvattn_type_bytes(uint32_t type);
+
+/**
+ * kvattn_put() - store f32 rows of K and V into a block, in its layout and type
+ * @block:       base of the block, writable, aligned to the element size
+ * @first_token: where in the block the first row goes; first_token + n_tokens <= block_tokens
+ * @k:           [n_tokens][n_kv_heads][dim_k], RoPE applied; NULL: K stays as it is
+ * @k_stride:    floats from one token to the next; 0: n_kv_heads * dim_k
+ * @v:           [n_tokens][n_kv_heads][dim_v]; NULL: V stays as it is
+ * @v_stride:    as @k_stride
+ *
+ * Rounds to nearest even, to infinity beyond the largest value; NaN stays NaN.  Only the bytes of these rows are written.
+ * Return: 0; -EINVAL; -ENOTSUP type or layout.
+ */
+KVATTN_API int kvattn_put(const struct kvattn_geom *geom, void *block, uint32_t first_token, uint32_t n_tokens,
+	const float *k, size_t k_stride, const float *v, size_t v_stride);
+
+/** kvattn_get() - the reverse: rows of a block as f32, exactly; arguments and errors as kvattn_put() */
+KVATTN_API int kvattn_get(const struct kvattn_geom *geom, const void *block, uint32_t first_token, uint32_t n_tokens,
+	float *k, size_t k_stride, float *v, size_t v_stride);
+
+/* ---- Attention ---- */
+
+/*
+ * The blocks of one sequence, in order.  All are full but the last one used, which holds what is left of n_tokens; bytes
+ * past that are never read.  The same block may stand in many tables, and twice in one: its tokens then count twice.
+ */
 struct kvattn_table {
-	const void *const *blocks; /* n_blocks base addresses; the same one may come twice */
-	uint64_t n_blocks;
-	uint64_t n_tokens; /* in all blocks together */
-	const uint64_t *
-		block_pos; /* position of each block's first token, ascending; NULL: block i begins at i * block_tokens */
+	const void *const *blocks; /* base addresses, aligned to the element size (64 bytes and more is fastest) */
+	const uint64_t *block_pos; /* position of each block's first token; NULL: block i starts at i * block_tokens */
+	uint64_t n_blocks; /* at least n_tokens / block_tokens, rounded up; more are not looked at */
+	uint64_t n_tokens; /* keys; 0: empty, blocks may be NULL */
 };
 
+/*
+ * One sequence of a batch.  Zeroed fields are defaults; reserved ones must be zero.
+ * out may not overlap anything else; everything else is only read and may be shared between sequences.
+ */
 struct kvattn_seq {
-	uint32_t size; /* sizeof(struct kvattn_seq) */
-	uint32_t n_q; /* query rows; may be 0 */
 	struct kvattn_table table;
-	const float *q; /* [n_q][n_q_heads][dim_k] */
-	uint64_t q_stride; /* floats between rows; 0: n_q_heads * dim_k */
+	const float *q; /* [n_q][n_q_heads][dim_k], RoPE applied */
 	float *out; /* [n_q][n_q_heads][dim_v] */
-	uint64_t out_stride; /* floats; 0: n_q_heads * dim_v */
-	float *lse; /* [n_q][n_q_heads], or NULL */
-	int64_t q_pos; /* position of row 0; KVATTN_POS_LAST: the last row is the last key */
-	float scale; /* of this sequence; 0: the call's */
-	uint32_t reserved;
+	float *lse; /* [n_q][n_q_heads], dense; NULL: not wanted */
+	uint64_t q_stride; /* floats from row to row; 0: n_q_heads * dim_k */
+	uint64_t out_stride; /* 0: n_q_heads * dim_v */
+	uint64_t n_q; /* query rows: 1 decode, more prefill; 0: nothing to do */
+	uint64_t
+		q_end; /* position after the last row's: row r is at q_end - n_q + r; 0: the last row is the last key */
+	const float *scale; /* this sequence's own; NULL: that of the options */
+	uint32_t causal; /* 1: a row sees no key of a later position; 0: all keys (a window still bounds below) */
+	uint32_t reserved0;
+	uint64_t reserved[4];
 };
-#define KVATTN_POS_LAST INT64_MIN
+
+#define KVATTN_THREADS_AUTO UINT32_MAX
 
 struct kvattn_opts {
 	uint32_t size; /* sizeof(struct kvattn_opts) */
 	uint32_t n_q_heads; /* a multiple of n_kv_heads */
-	float scale; /* NAN: 1 / sqrt(dim_k) */
-	float softcap; /* 0: off; negative or NAN: refused */
-	uint64_t window; /* tokens; 0: off */
-	uint64_t sink_tokens; /* with a window: first positions that stay visible */
-	bool not_causal; /* every row sees every key (of its window) */
-	uint32_t n_threads; /* 0, 1: the caller alone; KVATTN_THREADS_AUTO: the CPUs this process may use */
-	const float *sink_logits; /* [n_q_heads], or NULL */
-	const float *alibi; /* slopes [n_q_heads], or NULL */
+	float scale; /* finite; NAN: 1 / sqrt(dim_k).  0 is a scale too, so start from kvattn_opts_init() */
+	float softcap; /* 0: off; else finite and above 0 */
+	uint64_t window; /* keys a row sees, itself included; 0: all */
+	uint64_t sink_tokens; /* with a window: the first positions stay visible */
+	const float
+		*sink_logits; /* [n_q_heads]: exp(sink) joins the denominator; NULL: none; -INFINITY: none for a head */
+	const float *alibi_slopes; /* [n_q_heads], finite; NULL: none */
+	uint32_t n_threads; /* 0, 1: the caller only; KVATTN_THREADS_AUTO: one for each CPU that set and quota allow */
+	uint32_t reserved;
 };
-#define KVATTN_THREADS_AUTO UINT32_MAX
+
+/** kvattn_opts_init() - defaults: scale 1 / sqrt(dim_k), everything else off, the caller's thread only */
+KVATTN_API void kvattn_opts_init(struct kvattn_opts *opts, uint32_t n_q_heads);
 
 /**
- * kvattn_attend() - attention of a batch
- * Blocks the caller until all is computed; needs scratch memory of about n_threads * (n_q_heads / n_kv_heads) * dim floats.
- * Return: 0; -EINVAL a bad argument (sizes, head counts, NULL, a block missing); -ENOTSUP a reserved type or layout;
- *         -ENOMEM.
+ * kvattn_attend() - attention of a batch of sequences over one layer of their blocks
+ * @geom:   the layer
+ * @seqs:   @n_seqs sequences of any lengths, decode and prefill mixed
+ * @opts:   NULL is not allowed
+ *
+ * Causal rows of a chunk are the last keys: store K and V of the new tokens first, count them in n_tokens, then attend.
+ * Memory: a few hundred KiB a thread, and for a long decode on several threads 1/1024 of n_tokens, times n_q * n_q_heads
+ * * (dim_v + 18) * 4 bytes; never n_q * n_tokens.  With n_threads > 1 at most that many threads work, the caller
+ * among them; they are gone on return, and where the system refuses a thread the others do its work.
+ * Return: 0; -EINVAL an argument is out of range; -ENOTSUP type or layout not served; -ENOMEM.
  */
 KVATTN_API int kvattn_attend(
-	const struct kvattn_geom *geom, const struct kvattn_seq *seqs, uint32_t n_seqs, const struct kvattn_opts *opts);
+	const struct kvattn_geom *geom, const struct kvattn_seq *seqs, uint64_t n_seqs, const struct kvattn_opts *opts);
+
+/* Results over a part of the keys, as kvattn_attend() gives them: rows are query rows times heads. */
+struct kvattn_part {
+	const float *out; /* [n_rows][dim_v], dense */
+	const float *lse; /* [n_rows] */
+};
 
 /**
- * kvattn_merge() - join results over disjoint sets of keys: out = sum_i e^(lse_i - lse) out_i, lse = log sum_i e^lse_i
- * @outs: n_parts pointers to [n_rows][dim]; @lses: to [n_rows]; an empty part has lse = -infinity
- * @out, @lse: may be those of a part; @lse may be NULL
- * Sink logits belong to one part only.
+ * kvattn_merge() - join results over disjoint parts of the keys by their log-sum-exp
+ * @parts: @n_parts of them, may be 0; a row with lse = -INFINITY adds nothing
+ * @out:   [n_rows][dim_v], dense; may be one of the parts
+ * @lse:   [n_rows] or NULL; may be one of the parts
+ *
+ * out = sum_i exp(lse_i) out_i / sum_i exp(lse_i).  Give sink_logits to the call for one part only, or the sink counts
+ * more than once.  Bits depend on the order of the parts.
+ * Return: 0; -EINVAL.
  */
-KVATTN_API void kvattn_merge(uint32_t n_parts, const float *const *outs, const float *const *lses, uint64_t n_rows,
-	uint32_t dim, float *out, float *lse);
+KVATTN_API int kvattn_merge(
+	const struct kvattn_part *parts, uint64_t n_parts, uint64_t n_rows, uint32_t dim_v, float *out, float *lse);
 
 /**
- * kvattn_put() - store K and V of tokens [first, first + n) of a block in its layout and types, rounding to nearest even
- * @k: f32 [n][n_kv_heads][dim_k], or NULL; @v: f32 [n][n_kv_heads][dim_v], or NULL
- * Return: 0; -EINVAL; -ENOTSUP.
+ * kvattn_alibi_slopes() - the slopes of Press et al. for @n_heads query heads
+ * @slopes: [n_heads]: 2^(-8 i / n), i = 1 .. n, n the largest power of two <= n_heads; then every other one of 2 n heads
+ * Return: 0; -EINVAL no head, or more than KVATTN_HEADS_MAX.
  */
-KVATTN_API int kvattn_put(
-	const struct kvattn_geom *geom, void *block, uint32_t first, uint32_t n, const float *k, const float *v);
-
-/** kvattn_get() - the reverse, exact. Return: 0; -EINVAL; -ENOTSUP. */
-KVATTN_API int kvattn_get(
-	const struct kvattn_geom *geom, const void *block, uint32_t first, uint32_t n, float *k, float *v);
-
-/** kvattn_alibi_slopes() - 2^(-8 i / n) for powers of two, and the paper's interleaving for other head counts. */
-KVATTN_API void kvattn_alibi_slopes(uint32_t n_heads, float *slopes);
-
-/**
- * kvattn_isa() - instruction set in use: "scalar", "avx2" or "avx512"
- * Picked once, by what CPU and operating system offer; KVATTN_ISA in the environment can only choose a lower one.
- */
-KVATTN_API const char *kvattn_isa(void);
+KVATTN_API int kvattn_alibi_slopes(uint32_t n_heads, float *slopes);
 
 #ifdef __cplusplus
 }
 #endif
+
 #endif

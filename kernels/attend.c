@@ -1,187 +1,501 @@
 /*
- * attend.c - the public call: checks, cuts into tasks, spans merged in fixed order
+ * attend.c - kvattn_attend(): checks its arguments, cuts the batch into units of work and hands them to threads
  *
- * A row's keys are cut at fixed borders (every SPAN keys of the table) whatever the call looks like, each span is done by
- * the kernel from an empty state, and spans are merged first to last: that is the promise of kvattn.h.
+ * A unit is a block of query rows of one sequence with some of its KV heads, either over all splits of the keys (they are
+ * then folded on the way) or, for a long decode on several threads, over one split; who finishes a sequence's last split folds.
+ * How the work is cut never shows in the result: see the order of keys in attn.h.
  */
 #include <errno.h>
 #include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernel.h"
+#include "attn.h"
+#include "cpu.h"
+#include "dispatch.h"
+#include "geom.h"
+#include "keys.h"
+#include "state.h"
 
-#define SPAN 1024
+#define ROWS_PER_HEAD \
+	64u /* query rows that share one pass over a head's keys: their sums stay in the second-level cache */
+#define ROWS_DECODE 256u /* the same over all heads of a unit */
+#define SPLIT_ROWS_MAX 1024u
+#define SPLIT_BYTES_MAX (256ull << 20) /* of results by split that wait for their fold */
+#define THREADS_MAX 1024u
 
-const char *kvattn_isa(void)
+/* How one sequence is cut. */
+struct cut {
+	struct attn_seq seq;
+	uint64_t first_unit;
+	uint64_t n_q_blocks;
+	uint32_t q_block; /* query rows in a unit */
+	uint32_t head_block, n_head_blocks;
+	char *parts; /* one state a split; NULL: units go over all splits */
+	_Atomic uint64_t splits_left;
+};
+
+struct plan {
+	const struct attn_isa *isa;
+	struct attn_call call;
+	struct cut *cuts;
+	uint64_t n_cuts, n_units;
+	uint32_t n_threads;
+	uint64_t rows_max; /* in a unit */
+	uint32_t rows_per_head_max;
+	struct attn_split *splits; /* of all tables with positions */
+	char *parts; /* of all sequences cut by split */
+	_Atomic uint64_t next_unit;
+};
+
+struct worker {
+	struct plan *plan;
+	pthread_t thread;
+	struct attn_state total, part;
+	struct attn_run *runs;
+	void *scratch;
+};
+
+/* ---- Arguments ---- */
+
+static bool finite_all(const float *values, uint32_t n, bool minus_infinity_too)
 {
-	return kernel_scalar.name;
+	for (uint32_t i = 0; values && i < n; i++)
+		if (!isfinite(values[i]) && !(minus_infinity_too && values[i] == -INFINITY))
+			return false;
+	return true;
 }
 
-void kvattn_alibi_slopes(uint32_t n, float *slopes)
+static int opts_check(const struct kvattn_opts *opts, const struct kvattn_geom *geom)
 {
-	uint32_t whole = 1;
-
-	while (whole * 2 <= n)
-		whole *= 2;
-	for (uint32_t h = 0; h < n; h++)
-		slopes[h] = h < whole ? exp2f(-8.0f * (float)(h + 1) / (float)whole)
-				      : exp2f(-4.0f * (float)(2 * (h - whole) + 1) / (float)whole);
+	if (!opts || opts->size != sizeof(*opts) || opts->reserved)
+		return -EINVAL;
+	if (!opts->n_q_heads || opts->n_q_heads > KVATTN_HEADS_MAX || opts->n_q_heads % geom->n_kv_heads)
+		return -EINVAL;
+	if (isinf(opts->scale) || !(opts->softcap >= 0) || isinf(opts->softcap))
+		return -EINVAL;
+	if (!finite_all(opts->sink_logits, opts->n_q_heads, true) ||
+		!finite_all(opts->alibi_slopes, opts->n_q_heads, false))
+		return -EINVAL;
+	return 0;
 }
 
-void kvattn_merge(uint32_t n_parts, const float *const *outs, const float *const *lses, uint64_t n_rows, uint32_t dim,
-	float *out, float *lse)
+static int table_check(const struct kvattn_table *table, uint32_t block_tokens)
 {
-	for (uint64_t row = 0; row < n_rows; row++) {
-		float max = -INFINITY, sum = 0;
-
-		for (uint32_t i = 0; i < n_parts; i++)
-			max = fmaxf(max, lses[i][row]);
-		for (uint32_t i = 0; i < n_parts && max > -INFINITY; i++)
-			sum += expf(lses[i][row] - max);
-		for (uint32_t d = 0; d < dim; d++) {
-			float x = 0;
-
-			for (uint32_t i = 0; i < n_parts && max > -INFINITY; i++)
-				if (lses[i][row] > -INFINITY)
-					x += expf(lses[i][row] - max) / sum * outs[i][row * dim + d];
-			out[row * dim + d] = x;
-		}
-		if (lse)
-			lse[row] = max > -INFINITY ? max + logf(sum) : -INFINITY;
-	}
-}
-
-static int check(
-	const struct kvattn_geom *g, const struct kvattn_seq *seqs, uint32_t n_seqs, const struct kvattn_opts *opts)
-{
-	if (!g || !opts || (!seqs && n_seqs) || g->size != sizeof(*g) || opts->size != sizeof(*opts))
+	if (!table->n_tokens)
+		return 0;
+	if (!table->blocks || table->n_tokens > KVATTN_TOKENS_MAX ||
+		table->n_blocks < (table->n_tokens + block_tokens - 1) / block_tokens)
 		return -EINVAL;
-	if (!g->n_kv_heads || !opts->n_q_heads || opts->n_q_heads % g->n_kv_heads || !g->dim_k || !g->dim_v ||
-		g->dim_k > KVATTN_DIM_MAX || g->dim_v > KVATTN_DIM_MAX || !g->block_tokens)
-		return -EINVAL;
-	if (!(opts->softcap >= 0) || isinf(opts->softcap))
-		return -EINVAL;
-	if (g->layout != KVATTN_ROWS || !type_bytes(g->type_k) || !type_bytes(g->type_v))
-		return -ENOTSUP;
-	for (uint32_t i = 0; i < n_seqs; i++) {
-		const struct kvattn_seq *s = &seqs[i];
-
-		if (s->size != sizeof(*s) || (s->n_q && (!s->q || !s->out)) ||
-			(s->table.n_blocks && !s->table.blocks) ||
-			s->table.n_tokens > s->table.n_blocks * g->block_tokens)
+	for (uint64_t b = 0; b * block_tokens < table->n_tokens; b++)
+		if (!table->blocks[b])
 			return -EINVAL;
-		for (uint64_t b = 0; b < s->table.n_blocks; b++)
-			if (!s->table.blocks[b] && b * g->block_tokens < s->table.n_tokens)
-				return -EINVAL;
+	return 0;
+}
+
+static bool stride_bad(uint64_t stride, uint64_t dense)
+{
+	return stride && (stride < dense || stride > KVATTN_TOKENS_MAX);
+}
+
+static int seq_check(const struct attn_call *call, const struct kvattn_seq *s)
+{
+	const uint64_t heads = call->opts.n_q_heads;
+
+	for (size_t i = 0; i < sizeof(s->reserved) / sizeof(s->reserved[0]); i++)
+		if (s->reserved[i])
+			return -EINVAL;
+	if (s->reserved0 || s->causal > 1 || s->n_q > 1u << 30 || s->q_end > KVATTN_TOKENS_MAX)
+		return -EINVAL;
+	if (s->n_q && (!s->q || !s->out))
+		return -EINVAL;
+	if (stride_bad(s->q_stride, heads * call->geom.dim_k) || stride_bad(s->out_stride, heads * call->geom.dim_v))
+		return -EINVAL;
+	if (s->scale && !isfinite(*s->scale))
+		return -EINVAL;
+	return table_check(&s->table, call->geom.block_tokens);
+}
+
+static int64_t bounded(uint64_t tokens)
+{
+	return (int64_t)(tokens < KVATTN_TOKENS_MAX ? tokens : KVATTN_TOKENS_MAX);
+}
+
+static int call_init(struct attn_call *call, const struct kvattn_geom *geom, const struct kvattn_opts *opts)
+{
+	int r = geom_check(geom);
+
+	if (r == 0)
+		r = opts_check(opts, geom);
+	if (r < 0)
+		return r;
+	*call = (struct attn_call){
+		.geom = *geom,
+		.opts = *opts,
+		.group = opts->n_q_heads / geom->n_kv_heads,
+		.acc_floats = (uint32_t)attn_round_up(geom->dim_v, ATTN_PAD_FLOATS),
+		.window = bounded(opts->window),
+		.sink_tokens = bounded(opts->sink_tokens),
+	};
+	if (isnan(opts->scale))
+		call->opts.scale = 1.0f / sqrtf((float)geom->dim_k);
+	return 0;
+}
+
+static void seq_init(const struct attn_call *call, const struct kvattn_seq *s, struct attn_seq *seq)
+{
+	const int64_t end = s->q_end ? (int64_t)s->q_end : keys_last_pos(call, &s->table) + 1;
+
+	*seq = (struct attn_seq){
+		.s = s,
+		.q_stride = s->q_stride ? s->q_stride : (uint64_t)call->opts.n_q_heads * call->geom.dim_k,
+		.out_stride = s->out_stride ? s->out_stride : (uint64_t)call->opts.n_q_heads * call->geom.dim_v,
+		.pos0 = end - (int64_t)s->n_q,
+		.scale = s->scale ? *s->scale : call->opts.scale,
+	};
+}
+
+/* ---- Cutting ---- */
+
+static uint32_t least(uint64_t a, uint64_t b)
+{
+	return (uint32_t)(a < b ? a : b);
+}
+
+/* Blocks of rows and heads so large that keys are read few times, and small enough for the caches. */
+static void cut_rows(const struct plan *plan, struct cut *cut)
+{
+	const uint32_t group = plan->call.group, n_kv_heads = plan->call.geom.n_kv_heads;
+	const uint64_t n_q = cut->seq.s->n_q;
+
+	cut->q_block = n_q * group <= ROWS_PER_HEAD ? (uint32_t)n_q : group < ROWS_PER_HEAD ? ROWS_PER_HEAD / group : 1;
+	cut->n_q_blocks = (n_q + cut->q_block - 1) / cut->q_block;
+	cut->head_block = cut->n_q_blocks > 1 ? 1 : least(n_kv_heads, ROWS_DECODE / (cut->q_block * group));
+	if (cut->head_block == 0)
+		cut->head_block = 1;
+}
+
+/* Bytes of one split's result where the sequence is better cut by splits; 0: it is not. */
+static uint64_t cut_part_bytes(const struct plan *plan, const struct cut *cut)
+{
+	const uint64_t rows = cut->seq.s->n_q * plan->call.opts.n_q_heads;
+
+	if (plan->n_threads < 2 || cut->n_q_blocks > 1 || rows > SPLIT_ROWS_MAX ||
+		cut->seq.n_splits < 2 * (uint64_t)plan->n_threads)
+		return 0;
+	return state_bytes(&plan->call, rows);
+}
+
+static void cut_heads(const struct plan *plan, struct cut *cut)
+{
+	const uint32_t n_kv_heads = plan->call.geom.n_kv_heads;
+
+	while (plan->n_threads > 1 && cut->head_block > 1 &&
+		cut->n_q_blocks * ((n_kv_heads + cut->head_block - 1) / cut->head_block) < 2 * plan->n_threads)
+		cut->head_block = (cut->head_block + 1) / 2;
+	cut->n_head_blocks = (n_kv_heads + cut->head_block - 1) / cut->head_block;
+}
+
+static void plan_free(struct plan *plan)
+{
+	free(plan->cuts);
+	free(plan->splits);
+	free(plan->parts);
+}
+
+/* Splits of the tables that come with positions; the others are counted by arithmetic. */
+static int plan_splits(struct plan *plan)
+{
+	struct attn_split *splits;
+	uint64_t total = 0;
+
+	for (uint64_t i = 0; i < plan->n_cuts; i++) {
+		const int64_t n = keys_split_count(&plan->call, &plan->cuts[i].seq.s->table);
+
+		if (n < 0)
+			return (int)n;
+		plan->cuts[i].seq.n_splits = (uint64_t)n;
+		total += plan->cuts[i].seq.s->table.block_pos ? (uint64_t)n : 0;
+	}
+	if (total == 0)
+		return 0;
+	plan->splits = splits = calloc(total, sizeof(*splits));
+	if (!splits)
+		return -ENOMEM;
+	for (uint64_t i = 0; i < plan->n_cuts; i++) {
+		struct attn_seq *seq = &plan->cuts[i].seq;
+
+		if (!seq->s->table.block_pos || !seq->n_splits)
+			continue;
+		keys_splits(&plan->call, &seq->s->table, splits);
+		seq->splits = splits;
+		splits += seq->n_splits;
 	}
 	return 0;
 }
 
-/* State of one row's heads: acc, max, sum; one for the row, one for the span being done. */
-struct state {
-	float *acc, *max, *sum;
-};
-
-static void state_clear(const struct state *s, uint32_t heads, uint32_t dim)
+/* Room for the results by split, handed out to the sequences that are cut so. */
+static int plan_parts(struct plan *plan)
 {
-	memset(s->acc, 0, sizeof(float) * heads * dim);
-	for (uint32_t h = 0; h < heads; h++) {
-		s->max[h] = -INFINITY;
-		s->sum[h] = 0;
-	}
-}
+	uint64_t total = 0;
 
-static void state_add(const struct state *to, const struct state *from, uint32_t heads, uint32_t dim)
-{
-	for (uint32_t h = 0; h < heads; h++) {
-		float max = fmaxf(to->max[h], from->max[h]), a, b;
+	for (uint64_t i = 0; i < plan->n_cuts; i++)
+		total += plan->cuts[i].seq.n_splits * cut_part_bytes(plan, &plan->cuts[i]);
+	if (total == 0 || total > SPLIT_BYTES_MAX)
+		return 0;
+	plan->parts = aligned_alloc(ATTN_ALIGN, total);
+	if (!plan->parts)
+		return -ENOMEM;
+	total = 0;
+	for (uint64_t i = 0; i < plan->n_cuts; i++) {
+		struct cut *cut = &plan->cuts[i];
+		const uint64_t bytes = cut_part_bytes(plan, cut);
 
-		if (from->max[h] == -INFINITY)
+		if (bytes == 0)
 			continue;
-		a = expf(to->max[h] - max);
-		b = expf(from->max[h] - max);
-		to->max[h] = max;
-		to->sum[h] = to->sum[h] * a + from->sum[h] * b;
-		for (uint32_t d = 0; d < dim; d++)
-			to->acc[h * dim + d] = to->acc[h * dim + d] * a + from->acc[h * dim + d] * b;
+		cut->parts = plan->parts + total;
+		cut->head_block = plan->call.geom.n_kv_heads;
+		atomic_init(&cut->splits_left, cut->seq.n_splits);
+		total += cut->seq.n_splits * bytes;
+	}
+	return 0;
+}
+
+static void plan_units(struct plan *plan)
+{
+	for (uint64_t i = 0; i < plan->n_cuts; i++) {
+		struct cut *cut = &plan->cuts[i];
+		const uint32_t rows_per_head = cut->q_block * plan->call.group;
+
+		if (!cut->parts)
+			cut_heads(plan, cut);
+		cut->first_unit = plan->n_units;
+		plan->n_units += cut->parts ? cut->seq.n_splits : cut->n_q_blocks * cut->n_head_blocks;
+		if ((uint64_t)rows_per_head * cut->head_block > plan->rows_max)
+			plan->rows_max = (uint64_t)rows_per_head * cut->head_block;
+		if (rows_per_head > plan->rows_per_head_max)
+			plan->rows_per_head_max = rows_per_head;
 	}
 }
 
-static void row_finish(const struct kvattn_seq *s, const struct kvattn_opts *opts, const struct state *st, uint32_t row,
-	uint32_t first_head, uint32_t heads, uint32_t dim, uint64_t out_stride)
+static uint32_t threads_wanted(uint32_t asked)
 {
-	for (uint32_t h = 0; h < heads; h++) {
-		uint32_t head = first_head + h;
-		float *out = s->out + row * out_stride + (uint64_t)head * dim;
-		float max = st->max[h], sum = st->sum[h];
+	const uint32_t n = asked == KVATTN_THREADS_AUTO ? cpu_count() : asked;
 
-		if (opts->sink_logits) {
-			float sink = opts->sink_logits[head], m = fmaxf(max, sink);
+	return n == 0 ? 1 : n < THREADS_MAX ? n : THREADS_MAX;
+}
 
-			sum = (max > -INFINITY ? sum * expf(max - m) : 0) + (m > -INFINITY ? expf(sink - m) : 0);
-			for (uint32_t d = 0; d < dim; d++)
-				out[d] = max > -INFINITY ? st->acc[h * dim + d] * expf(max - m) / sum : 0;
-			max = m;
-		} else {
-			for (uint32_t d = 0; d < dim; d++)
-				out[d] = max > -INFINITY ? st->acc[h * dim + d] / sum : 0;
-		}
-		if (s->lse)
-			s->lse[(uint64_t)row * opts->n_q_heads + head] = max > -INFINITY ? max + logf(sum) : -INFINITY;
+static int plan_init(struct plan *plan, const struct kvattn_seq *seqs, uint64_t n_seqs)
+{
+	int r;
+
+	plan->isa = dispatch_isa();
+	plan->n_threads = threads_wanted(plan->call.opts.n_threads);
+	plan->cuts = calloc(n_seqs, sizeof(*plan->cuts));
+	if (!plan->cuts)
+		return -ENOMEM;
+	for (uint64_t i = 0; i < n_seqs; i++) {
+		r = seq_check(&plan->call, &seqs[i]);
+		if (r < 0)
+			return r;
+		if (seqs[i].n_q == 0)
+			continue;
+		seq_init(&plan->call, &seqs[i], &plan->cuts[plan->n_cuts].seq);
+		cut_rows(plan, &plan->cuts[plan->n_cuts++]);
+	}
+	r = plan_splits(plan);
+	if (r == 0)
+		r = plan_parts(plan);
+	if (r == 0)
+		plan_units(plan);
+	return r;
+}
+
+/* ---- Working ---- */
+
+/* Whether any row of @rows can see any position of a split: a cheap test, so a window skips what is behind it. */
+static bool split_in_sight(const struct attn_call *call, const struct attn_seq *seq, const struct attn_rows *rows,
+	const struct attn_split *split)
+{
+	const int64_t first = seq->pos0 + (int64_t)rows->q0, last = first + rows->n_q - 1;
+
+	if (seq->s->causal && split->pos > last)
+		return false;
+	return !call->window || split->pos + ATTN_SPLIT > first - call->window + 1 || split->pos < call->sink_tokens;
+}
+
+static void split_work(struct worker *w, const struct attn_seq *seq, const struct attn_rows *rows,
+	const struct attn_split *split, const struct attn_state *state)
+{
+	struct plan *plan = w->plan;
+	struct attn_part part = {
+		.call = &plan->call,
+		.seq = seq,
+		.rows = *rows,
+		.split = *split,
+		.runs = w->runs,
+		.state = *state,
+		.scratch = w->scratch,
+	};
+
+	part.n_runs = keys_runs(&plan->call, &seq->s->table, split, w->runs);
+	plan->isa->part(&part);
+}
+
+static void unit_all_splits(struct worker *w, const struct cut *cut, uint64_t unit)
+{
+	const struct attn_call *call = &w->plan->call;
+	const struct attn_seq *seq = &cut->seq;
+	struct attn_rows rows = {
+		.q0 = unit / cut->n_head_blocks * cut->q_block,
+		.head0 = (uint32_t)(unit % cut->n_head_blocks) * cut->head_block,
+	};
+	uint64_t n_rows;
+
+	rows.n_q = least(cut->q_block, seq->s->n_q - rows.q0);
+	rows.n_heads = least(cut->head_block, call->geom.n_kv_heads - rows.head0);
+	n_rows = attn_row_count(call, &rows);
+	state_clear(call, n_rows, &w->total);
+	for (uint64_t i = 0; i < seq->n_splits; i++) {
+		const struct attn_split split = keys_split_at(seq, i);
+
+		if (!split_in_sight(call, seq, &rows, &split))
+			continue;
+		split_work(w, seq, &rows, &split, &w->part);
+		state_fold(call, n_rows, &w->total, &w->part);
+	}
+	state_finish(call, seq, &rows, &w->total);
+}
+
+static void fold_splits(struct worker *w, const struct cut *cut, const struct attn_rows *rows, uint64_t n_rows)
+{
+	const struct attn_call *call = &w->plan->call;
+
+	state_clear(call, n_rows, &w->total);
+	for (uint64_t i = 0; i < cut->seq.n_splits; i++) {
+		const struct attn_state part = state_at(call, n_rows, cut->parts + i * state_bytes(call, n_rows));
+
+		state_fold(call, n_rows, &w->total, &part);
+	}
+	state_finish(call, &cut->seq, rows, &w->total);
+}
+
+static void unit_one_split(struct worker *w, struct cut *cut, uint64_t i)
+{
+	const struct attn_call *call = &w->plan->call;
+	const struct attn_rows rows = {.n_q = cut->q_block, .n_heads = call->geom.n_kv_heads};
+	const uint64_t n_rows = attn_row_count(call, &rows);
+	const struct attn_split split = keys_split_at(&cut->seq, i);
+	struct attn_state part = state_at(call, n_rows, cut->parts + i * state_bytes(call, n_rows));
+
+	if (split_in_sight(call, &cut->seq, &rows, &split))
+		split_work(w, &cut->seq, &rows, &split, &part);
+	else
+		for (uint64_t r = 0; r < n_rows; r++)
+			part.m[r] = -INFINITY;
+	/* Release what was written here; the last one acquires what the others wrote. */
+	if (atomic_fetch_sub_explicit(&cut->splits_left, 1, memory_order_acq_rel) == 1)
+		fold_splits(w, cut, &rows, n_rows);
+}
+
+static void *worker_run(void *arg)
+{
+	struct worker *w = arg;
+	struct plan *plan = w->plan;
+	uint64_t unit, c = 0;
+
+	for (;;) {
+		unit = atomic_fetch_add_explicit(&plan->next_unit, 1, memory_order_relaxed);
+		if (unit >= plan->n_units)
+			return NULL;
+		while (c + 1 < plan->n_cuts && plan->cuts[c + 1].first_unit <= unit)
+			c++;
+		if (plan->cuts[c].parts)
+			unit_one_split(w, &plan->cuts[c], unit - plan->cuts[c].first_unit);
+		else
+			unit_all_splits(w, &plan->cuts[c], unit - plan->cuts[c].first_unit);
 	}
 }
 
-static void attend_seq(
-	const struct kvattn_geom *g, const struct kvattn_seq *s, const struct kvattn_opts *opts, float *scratch)
+static size_t worker_bytes(const struct plan *plan)
 {
-	uint32_t heads = opts->n_q_heads / g->n_kv_heads;
-	uint64_t q_stride = s->q_stride ? s->q_stride : (uint64_t)opts->n_q_heads * g->dim_k;
-	uint64_t out_stride = s->out_stride ? s->out_stride : (uint64_t)opts->n_q_heads * g->dim_v;
-	uint64_t n = s->table.n_tokens, last_pos = 0;
-	struct state whole = {scratch, scratch + heads * g->dim_v, scratch + heads * (g->dim_v + 1)};
-	struct state part = {scratch + heads * (g->dim_v + 2), scratch + heads * (2 * g->dim_v + 2),
-		scratch + heads * (2 * g->dim_v + 3)};
-	struct kernel_task task = {.geom = g, .table = &s->table, .opts = opts, .n_heads = heads};
+	return 2 * state_bytes(&plan->call, plan->rows_max) + ATTN_SPLIT * sizeof(struct attn_run) +
+	       attn_round_up(plan->isa->scratch_bytes(&plan->call, plan->rows_per_head_max), ATTN_ALIGN);
+}
 
-	task.scale = s->scale != 0 ? s->scale : isnan(opts->scale) ? 1 / sqrtf((float)g->dim_k) : opts->scale;
-	if (n)
-		last_pos = table_pos(&s->table, g->block_tokens, (n - 1) / g->block_tokens) + (n - 1) % g->block_tokens;
-	for (uint32_t row = 0; row < s->n_q; row++) {
-		int64_t pos =
-			s->q_pos == KVATTN_POS_LAST ? (int64_t)last_pos - (int64_t)s->n_q + 1 + row : s->q_pos + row;
+static void worker_init(struct worker *w, struct plan *plan, char *memory)
+{
+	const size_t state = state_bytes(&plan->call, plan->rows_max);
 
-		for (uint32_t g_head = 0; g_head < g->n_kv_heads; g_head++) {
-			struct kernel_row r = {.pos = pos, .acc = part.acc, .max = part.max, .sum = part.sum};
+	*w = (struct worker){.plan = plan};
+	w->total = state_at(&plan->call, plan->rows_max, memory);
+	w->part = state_at(&plan->call, plan->rows_max, memory + state);
+	w->runs = (struct attn_run *)(void *)(memory + 2 * state);
+	w->scratch = memory + 2 * state + ATTN_SPLIT * sizeof(struct attn_run);
+}
 
-			task.kv_head = g_head;
-			task.first_head = g_head * heads;
-			r.q = s->q + row * q_stride + (uint64_t)task.first_head * g->dim_k;
-			state_clear(&whole, heads, g->dim_v);
-			for (task.begin = 0; task.begin < n; task.begin = task.end) {
-				task.end = n - task.begin > SPAN ? task.begin + SPAN : n;
-				state_clear(&part, heads, g->dim_v);
-				kernel_scalar.attend(&task, &r);
-				state_add(&whole, &part, heads, g->dim_v);
-			}
-			row_finish(s, opts, &whole, row, task.first_head, heads, g->dim_v, out_stride);
-		}
+/* The caller works too; signals stay with the threads the caller made itself. */
+static void workers_run(struct worker *workers, uint32_t n)
+{
+	uint32_t started = 1;
+	sigset_t all, before;
+
+	if (n > 1) {
+		sigfillset(&all);
+		pthread_sigmask(SIG_SETMASK, &all, &before);
+		while (started < n &&
+			pthread_create(&workers[started].thread, NULL, worker_run, &workers[started]) == 0)
+			started++;
+		pthread_sigmask(SIG_SETMASK, &before, NULL);
 	}
+	worker_run(&workers[0]);
+	for (uint32_t i = 1; i < started; i++)
+		pthread_join(workers[i].thread, NULL);
+}
+
+static int plan_run(struct plan *plan)
+{
+	const uint32_t n = least(plan->n_threads, plan->n_units);
+	const size_t head = attn_round_up(n * sizeof(struct worker), ATTN_ALIGN), bytes = worker_bytes(plan);
+	char *memory;
+	struct worker *workers;
+
+	if (n == 0)
+		return 0;
+	memory = aligned_alloc(ATTN_ALIGN, head + n * bytes);
+	if (!memory)
+		return -ENOMEM;
+	workers = (struct worker *)(void *)memory;
+	for (uint32_t i = 0; i < n; i++)
+		worker_init(&workers[i], plan, memory + head + i * bytes);
+	workers_run(workers, n);
+	free(memory);
+	return 0;
+}
+
+void kvattn_opts_init(struct kvattn_opts *opts, uint32_t n_q_heads)
+{
+	*opts = (struct kvattn_opts){.size = sizeof(*opts), .n_q_heads = n_q_heads, .scale = NAN};
 }
 
 int kvattn_attend(
-	const struct kvattn_geom *g, const struct kvattn_seq *seqs, uint32_t n_seqs, const struct kvattn_opts *opts)
+	const struct kvattn_geom *geom, const struct kvattn_seq *seqs, uint64_t n_seqs, const struct kvattn_opts *opts)
 {
-	int r = check(g, seqs, n_seqs, opts);
-	float *scratch;
+	struct plan plan = {0};
+	int r = call_init(&plan.call, geom, opts);
 
 	if (r < 0)
 		return r;
-	scratch = malloc(sizeof(float) * 2 * (opts->n_q_heads / g->n_kv_heads) * (g->dim_v + 2));
-	if (!scratch)
-		return -ENOMEM;
-	for (uint32_t i = 0; i < n_seqs; i++)
-		attend_seq(g, &seqs[i], opts, scratch);
-	free(scratch);
-	return 0;
+	if (n_seqs == 0)
+		return 0;
+	if (!seqs || n_seqs > 1u << 30)
+		return -EINVAL;
+	r = plan_init(&plan, seqs, n_seqs);
+	if (r == 0)
+		r = plan_run(&plan);
+	plan_free(&plan);
+	return r;
 }

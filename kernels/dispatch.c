@@ -1,0 +1,55 @@
+/*
+ * dispatch.c - the instruction set this process computes with
+ *
+ * Chosen once.  Threads that race for the first call find the same answer, so a plain atomic pointer is enough, and nothing
+ * here can be held by another thread at a fork.
+ */
+#include "dispatch.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu.h"
+
+static _Atomic(const struct attn_isa *) chosen;
+
+/* KVATTN_ISA takes features away and never adds one; a name that is not known takes nothing. */
+static enum cpu_level level_allowed(enum cpu_level level)
+{
+	const char *name = getenv("KVATTN_ISA");
+	enum cpu_level cap = CPU_AVX512;
+
+	if (name && strcmp(name, "scalar") == 0)
+		cap = CPU_SCALAR;
+	else if (name && strcmp(name, "avx2") == 0)
+		cap = CPU_AVX2;
+	return level < cap ? level : cap;
+}
+
+static const struct attn_isa *isa_of(enum cpu_level level)
+{
+	(void)level; /* plain C is all there is yet */
+	return &attn_isa_scalar;
+}
+
+const struct attn_isa *dispatch_isa(void)
+{
+	const struct attn_isa *isa = atomic_load_explicit(&chosen, memory_order_acquire);
+
+	if (!isa) {
+		isa = isa_of(level_allowed(cpu_level()));
+		atomic_store_explicit(&chosen, isa, memory_order_release);
+	}
+	return isa;
+}
+
+const char *kvattn_isa_name(void)
+{
+	return dispatch_isa()->name;
+}
+
+uint32_t kvattn_version(void)
+{
+	return KVATTN_VERSION_MAJOR << 16 | KVATTN_VERSION_MINOR;
+}

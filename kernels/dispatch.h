@@ -1,0 +1,10 @@
+/* dispatch.h - the instruction set this process computes with */
+#ifndef KVATTN_DISPATCH_H
+#define KVATTN_DISPATCH_H
+
+#include "attn.h"
+
+/** dispatch_isa() - chosen at the first call, the same ever after; any thread */
+const struct attn_isa *dispatch_isa(void);
+
+#endif
