@@ -4,125 +4,319 @@
 # $(BUILD)/obj; another compiler or set of flags goes to another BUILD (make CC=clang BUILD=build/clang).
 
 BUILD ?= build
-PREFIX ?= /usr/local
-DESTDIR ?=
-CC ?= gcc
-VERSION := 0.1
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+VERSION := 0.1.0
 SOVERSION := 0
 
-PACKAGES := gcc pkg-config liburing-dev uuid-dev libhwloc-dev libsodium-dev libxxhash-dev libjansson-dev libsystemd-dev \
-	libinih-dev uthash-dev libcmocka-dev libopenblas-pthread-dev python3
+PREFIX ?= /usr/local
+DESTDIR ?=
+BINDIR ?= $(PREFIX)/bin
+SBINDIR ?= $(PREFIX)/sbin
+LIBDIR ?= $(PREFIX)/lib
+INCLUDEDIR ?= $(PREFIX)/include
+MANDIR ?= $(PREFIX)/share/man
+SYSTEMDDIR ?= $(PREFIX)/lib
+SYSCONFDIR ?= /etc
+
+BUILD_PACKAGES := gcc make pkg-config libc6-dev liburing-dev uuid-dev libhwloc-dev libsodium-dev libxxhash-dev \
+	libjansson-dev libsystemd-dev libinih-dev uthash-dev libopenblas-pthread-dev python3
+CHECK_PACKAGES := g++ binutils libcmocka-dev clang-format groff-base spin systemd
+PEER_PACKAGES := liblmdb-dev libhiredis-dev memcached redis-server
+FUZZ_PACKAGES := clang
+
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wcast-qual -Wvla -Werror
 OPT ?= -O2
 CFLAGS ?= $(OPT) -g
 SANITIZE ?=
-ALL_CFLAGS = -std=gnu17 -D_GNU_SOURCE $(WARN) $(CFLAGS) $(SANITIZE) -fPIC -pthread -Iinclude -MMD -MP
+ALL_CFLAGS = -std=gnu17 -D_GNU_SOURCE -DKVP_VERSION='"$(VERSION)"' $(WARN) $(CFLAGS) $(SANITIZE) -fPIC -pthread -Iinclude
 ALL_LDFLAGS = $(LDFLAGS) $(SANITIZE) -pthread -Wl,--as-needed
+# in place, $(BUILD)/kvctl finds $(BUILD)/libkvpool.so.0; installed, $(BINDIR)/kvctl finds ../lib
 RPATH := -Wl,-rpath,'$$ORIGIN' -Wl,-rpath,'$$ORIGIN/../lib'
 
-DAEMON_LIBS := -luring -luuid -lhwloc -lsodium -lxxhash -lsystemd -linih
-CLIENT_LIBS := -lsodium
-KVCTL_LIBS := -ljansson -lm
-ENGINE_LIBS := -ljansson -lsodium -lm
+# asked when first linked, not while this file is read: `make deps` runs before the packages are there
+pkg = $(shell pkg-config --libs $(1))
+DAEMON_LIBS = $(call pkg,liburing uuid hwloc libsodium libxxhash libsystemd inih)
+CLIENT_LIBS = $(call pkg,libsodium)
+ATTN_LIBS = $(if $(ATTN_BLAS),$(call pkg,openblas)) -lm
+KVCTL_LIBS = $(call pkg,jansson libsodium) -lm
+ENGINE_LIBS = $(call pkg,jansson libsodium) -lm
+TEST_LIBS = $(call pkg,cmocka) -lm
+ATTN_BLAS := $(shell grep -ls cblas kernels/*.c)
 
 obj = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
+fault = $(patsubst %.c,$(BUILD)/fault/%.o,$(1))
+no_main = $(filter-out %/main.o,$(1))
 DAEMON_OBJ := $(call obj,$(wildcard daemon/*.c))
+DAEMON_FAULT_OBJ := $(call fault,$(wildcard daemon/*.c))
 POOL_OBJ := $(call obj,$(wildcard client/libkvpool/*.c))
 ATTN_OBJ := $(call obj,$(wildcard kernels/*.c))
 KVCTL_OBJ := $(call obj,$(wildcard client/kvctl/*.c))
 ENGINE_OBJ := $(call obj,$(wildcard client/kvengine/*.c))
-no_main = $(filter-out %/main.o,$(1))
 
 PROGRAMS := $(BUILD)/kvpoold $(BUILD)/kvctl $(BUILD)/kvengine
 LIBRARIES := $(BUILD)/libkvpool.so $(BUILD)/libkvattn.so $(BUILD)/libkvpool.a $(BUILD)/libkvattn.a
-BENCHES := $(patsubst tests/bench/bench_%.c,$(BUILD)/kvbench-%,$(wildcard tests/bench/bench_*.c))
 UNIT_TESTS := $(patsubst tests/unit/%.c,$(BUILD)/test/%,$(wildcard tests/unit/test_*.c))
 SYSTEM_TESTS := $(patsubst tests/system/%.c,$(BUILD)/test/%,$(wildcard tests/system/test_*.c))
-UNIT_HELPERS := $(call obj,$(filter-out tests/unit/test_%,$(wildcard tests/unit/*.c)))
-SYSTEM_HELPERS := $(call obj,$(filter-out tests/system/test_%,$(wildcard tests/system/*.c)))
+UNIT_HELPERS := $(filter-out tests/unit/test_%,$(wildcard tests/unit/*.c))
+SYSTEM_HELPERS := $(filter-out tests/system/test_%,$(wildcard tests/system/*.c))
+BENCHES := $(patsubst tests/bench/%.c,$(BUILD)/kvbench-%,$(wildcard tests/bench/*.c))
+FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
+REPLAYS := $(patsubst tests/fuzz/fuzz_%.c,$(BUILD)/fuzz/replay_%,$(wildcard tests/fuzz/fuzz_*.c))
+SOURCES := $(wildcard daemon/*.[ch] include/*.h client/*/*.[ch] kernels/*.[ch] tests/*/*.[ch])
+MANUALS := $(wildcard daemon/*.8 client/*/*.1 client/*/*.3 kernels/*.3)
 
 .PHONY: all
 all: $(PROGRAMS) $(LIBRARIES) ## build everything (default)
 
-# ---- libraries and programs ----
+# ---- objects ----
+
+# Everything depends on the flags it was built with and every link on the list of files, so that neither a change of
+# flags nor a file that came or went leaves something stale behind.
+.PHONY: FORCE
+$(BUILD)/obj/flags: FORCE
+	@mkdir -p $(@D); echo $(CC) $(ALL_CFLAGS) $(ALL_LDFLAGS) | cmp -s - $@ || echo $(CC) $(ALL_CFLAGS) $(ALL_LDFLAGS) >$@
+$(BUILD)/obj/files: FORCE
+	@mkdir -p $(@D); echo $(SOURCES) | cmp -s - $@ || echo $(SOURCES) >$@
 
 $(BUILD)/obj/client/libkvpool/%.o $(BUILD)/obj/kernels/%.o: VISIBILITY := -fvisibility=hidden
-$(BUILD)/obj/%.o: %.c
+$(BUILD)/obj/%.o: %.c $(BUILD)/obj/flags
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) $(VISIBILITY) -I$(<D) -c $< -o $@
+	$(CC) $(ALL_CFLAGS) $(VISIBILITY) -I. -MMD -MP -c $< -o $@
+# the daemon, and what tests it, with points at which a test makes things fail
+$(BUILD)/fault/%.o: %.c $(BUILD)/obj/flags
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CFLAGS) -DKVP_FAULT -I. -MMD -MP -c $< -o $@
+.SECONDARY:
+.DELETE_ON_ERROR:
 
-$(BUILD)/libkvpool.so.$(SOVERSION): $(POOL_OBJ)
-	$(CC) -shared $(ALL_LDFLAGS) -Wl,-soname,$(@F) -Wl,-z,defs $^ $(CLIENT_LIBS) -o $@
-$(BUILD)/libkvattn.so.$(SOVERSION): $(ATTN_OBJ)
-	$(CC) -shared $(ALL_LDFLAGS) -Wl,-soname,$(@F) -Wl,-z,defs $^ -lm -o $@
+# ---- libraries and programs ----
+
+objects = $(filter %.o,$^)
+define archive
+@mkdir -p $(@D)
+rm -f $@ && ar rcs $@ $(objects)
+endef
+
+$(BUILD)/libkvpool.so.$(SOVERSION): $(POOL_OBJ) $(BUILD)/obj/files
+	$(CC) -shared $(ALL_LDFLAGS) -Wl,-soname,$(@F) $(if $(SANITIZE),,-Wl,-z,defs) $(objects) $(CLIENT_LIBS) -o $@
+$(BUILD)/libkvattn.so.$(SOVERSION): $(ATTN_OBJ) $(BUILD)/obj/files
+	$(CC) -shared $(ALL_LDFLAGS) -Wl,-soname,$(@F) $(if $(SANITIZE),,-Wl,-z,defs) $(objects) $(ATTN_LIBS) -o $@
 $(BUILD)/lib%.so: $(BUILD)/lib%.so.$(SOVERSION)
 	ln -sf $(<F) $@
-$(BUILD)/libkvpool.a: $(POOL_OBJ)
-	rm -f $@ && ar rcs $@ $^
-$(BUILD)/libkvattn.a: $(ATTN_OBJ)
-	rm -f $@ && ar rcs $@ $^
-# only for tests: everything of a program but its main
-$(BUILD)/obj/daemon.a: $(call no_main,$(DAEMON_OBJ))
-	rm -f $@ && ar rcs $@ $^
-$(BUILD)/obj/kvctl.a: $(call no_main,$(KVCTL_OBJ))
-	rm -f $@ && ar rcs $@ $^
-$(BUILD)/obj/kvengine.a: $(call no_main,$(ENGINE_OBJ))
-	rm -f $@ && ar rcs $@ $^
+$(BUILD)/libkvpool.a: $(POOL_OBJ) $(BUILD)/obj/files
+	$(archive)
+$(BUILD)/libkvattn.a: $(ATTN_OBJ) $(BUILD)/obj/files
+	$(archive)
+# only for tests: everything of a program but its main, and what stands beside the tests
+$(BUILD)/obj/daemon.a: $(call no_main,$(DAEMON_OBJ)) $(BUILD)/obj/files
+	$(archive)
+$(BUILD)/fault/daemon.a: $(call no_main,$(DAEMON_FAULT_OBJ)) $(BUILD)/obj/files
+	$(archive)
+$(BUILD)/obj/kvctl.a: $(call no_main,$(KVCTL_OBJ)) $(BUILD)/obj/files
+	$(archive)
+$(BUILD)/obj/kvengine.a: $(call no_main,$(ENGINE_OBJ)) $(BUILD)/obj/files
+	$(archive)
+$(BUILD)/obj/unit.a: $(call obj,$(UNIT_HELPERS)) $(BUILD)/obj/files
+	$(archive)
+$(BUILD)/fault/unit.a: $(call fault,$(UNIT_HELPERS)) $(BUILD)/obj/files
+	$(archive)
+$(BUILD)/obj/system.a: $(call obj,$(SYSTEM_HELPERS)) $(BUILD)/obj/files
+	$(archive)
 
-$(BUILD)/kvpoold: $(DAEMON_OBJ)
-	$(CC) $(ALL_LDFLAGS) $^ $(DAEMON_LIBS) -o $@
-$(BUILD)/kvctl: $(KVCTL_OBJ) $(BUILD)/libkvpool.so $(BUILD)/libkvattn.so
-	$(CC) $(ALL_LDFLAGS) $(RPATH) $(KVCTL_OBJ) -L$(BUILD) -lkvpool -lkvattn $(KVCTL_LIBS) -o $@
-$(BUILD)/kvengine: $(ENGINE_OBJ) $(BUILD)/libkvpool.so $(BUILD)/libkvattn.so
-	$(CC) $(ALL_LDFLAGS) $(RPATH) $(ENGINE_OBJ) -L$(BUILD) -lkvpool -lkvattn $(ENGINE_LIBS) -o $@
+$(BUILD)/kvpoold: $(DAEMON_OBJ) $(BUILD)/obj/files
+	$(CC) $(ALL_LDFLAGS) $(objects) $(DAEMON_LIBS) -o $@
+$(BUILD)/kvpoold-fault: $(DAEMON_FAULT_OBJ) $(BUILD)/obj/files
+	$(CC) $(ALL_LDFLAGS) $(objects) $(DAEMON_LIBS) -o $@
+$(BUILD)/kvctl: $(KVCTL_OBJ) $(BUILD)/libkvpool.so $(BUILD)/libkvattn.so $(BUILD)/obj/files
+	$(CC) $(ALL_LDFLAGS) $(RPATH) $(objects) -L$(BUILD) -lkvpool -lkvattn $(KVCTL_LIBS) -o $@
+$(BUILD)/kvengine: $(ENGINE_OBJ) $(BUILD)/libkvpool.so $(BUILD)/libkvattn.so $(BUILD)/obj/files
+	$(CC) $(ALL_LDFLAGS) $(RPATH) $(objects) -L$(BUILD) -lkvpool -lkvattn $(ENGINE_LIBS) -o $@
 
-# ---- tests: what a test links follows from its name ----
+# ---- tests: what one links follows from its name; those of the daemon link the daemon with fault points ----
 
-TEST_LIBS := -lcmocka -lsodium -lm
-$(BUILD)/test/test_client_%: $(BUILD)/obj/tests/unit/test_client_%.o $(BUILD)/libkvpool.a $(BUILD)/libkvattn.a $(UNIT_HELPERS)
+CLIENT_A := $(BUILD)/libkvpool.a $(BUILD)/libkvattn.a
+define test_program
+@mkdir -p $(@D)
+$(CC) $(ALL_LDFLAGS) $(filter %.o %.a,$^) $(1) $(TEST_LIBS) -o $@
+endef
+$(BUILD)/test/test_client_%: $(BUILD)/obj/tests/unit/test_client_%.o $(BUILD)/obj/unit.a $(CLIENT_A)
+	$(call test_program,$(CLIENT_LIBS) $(ATTN_LIBS))
+$(BUILD)/test/test_attn_%: $(BUILD)/obj/tests/unit/test_attn_%.o $(BUILD)/obj/unit.a $(BUILD)/libkvattn.a
+	$(call test_program,$(ATTN_LIBS))
+$(BUILD)/test/test_kvctl_%: $(BUILD)/obj/tests/unit/test_kvctl_%.o $(BUILD)/obj/kvctl.a $(BUILD)/obj/unit.a $(CLIENT_A)
+	$(call test_program,$(KVCTL_LIBS) $(ATTN_LIBS))
+$(BUILD)/test/test_engine_%: $(BUILD)/obj/tests/unit/test_engine_%.o $(BUILD)/obj/kvengine.a $(BUILD)/obj/unit.a $(CLIENT_A)
+	$(call test_program,$(ENGINE_LIBS) $(ATTN_LIBS))
+$(BUILD)/test/%: $(BUILD)/fault/tests/unit/%.o $(BUILD)/fault/unit.a $(BUILD)/fault/daemon.a
+	$(call test_program,$(DAEMON_LIBS))
+$(BUILD)/test/%: $(BUILD)/obj/tests/system/%.o $(BUILD)/obj/system.a $(CLIENT_A)
+	$(call test_program,$(call pkg,uuid jansson libsodium) $(ATTN_LIBS))
+
+# One file a benchmark of its own, peers that are not installed simply not built.
+$(BUILD)/test/prog_%: $(BUILD)/obj/tests/system/prog_%.o $(BUILD)/libkvpool.a $(BUILD)/libkvattn.a
 	@mkdir -p $(@D)
-	$(CC) $(ALL_LDFLAGS) $< $(UNIT_HELPERS) $(BUILD)/libkvpool.a $(BUILD)/libkvattn.a $(TEST_LIBS) -o $@
-$(BUILD)/test/test_attn_%: $(BUILD)/obj/tests/unit/test_attn_%.o $(BUILD)/libkvattn.a
-	@mkdir -p $(@D)
-	$(CC) $(ALL_LDFLAGS) $^ $(TEST_LIBS) -o $@
-$(BUILD)/test/test_kvctl_%: $(BUILD)/obj/tests/unit/test_kvctl_%.o $(BUILD)/obj/kvctl.a $(BUILD)/libkvpool.a $(BUILD)/libkvattn.a
-	@mkdir -p $(@D)
-	$(CC) $(ALL_LDFLAGS) $^ $(TEST_LIBS) $(KVCTL_LIBS) -o $@
-$(BUILD)/test/test_engine_%: $(BUILD)/obj/tests/unit/test_engine_%.o $(BUILD)/obj/kvengine.a $(BUILD)/libkvpool.a $(BUILD)/libkvattn.a
-	@mkdir -p $(@D)
-	$(CC) $(ALL_LDFLAGS) $^ $(TEST_LIBS) $(ENGINE_LIBS) -o $@
-$(BUILD)/test/%: $(BUILD)/obj/tests/unit/%.o $(BUILD)/obj/daemon.a
-	@mkdir -p $(@D)
-	$(CC) $(ALL_LDFLAGS) $^ $(TEST_LIBS) $(DAEMON_LIBS) -o $@
-$(BUILD)/test/%: $(BUILD)/obj/tests/system/%.o $(SYSTEM_HELPERS) $(BUILD)/libkvpool.a $(BUILD)/libkvattn.a
-	@mkdir -p $(@D)
-	$(CC) $(ALL_LDFLAGS) $^ $(TEST_LIBS) -luuid -o $@
-$(BUILD)/kvbench-%: $(BUILD)/obj/tests/bench/bench_%.o $(BUILD)/libkvpool.a $(BUILD)/libkvattn.a
 	$(CC) $(ALL_LDFLAGS) $^ -lsodium -lm -o $@
+$(BUILD)/kvbench-%: $(BUILD)/obj/tests/bench/%.o $(CLIENT_A)
+	$(CC) $(ALL_LDFLAGS) $(filter %.o %.a,$^) $(call pkg,libsodium lmdb hiredis) $(ATTN_LIBS) -o $@
+PEERS_HERE := $(if $(wildcard /usr/include/lmdb.h),$(if $(wildcard /usr/include/hiredis/hiredis.h),yes))
+$(BUILD)/obj/tests/bench/%.o: ALL_CFLAGS += -I/usr/include/hiredis
 
-.PHONY: demo check deps tests
-tests: all $(UNIT_TESTS) $(SYSTEM_TESTS)
+.PHONY: tests
+tests: all $(UNIT_TESTS) $(SYSTEM_TESTS) $(SYSTEM_PROGRAMS) $(if $(wildcard daemon/main.c),$(BUILD)/kvpoold-fault) $(if $(PEERS_HERE),$(BENCHES))
 
-deps: ## install the Debian packages that are missing (as root), or name them
-	@missing=`for p in $(PACKAGES); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done`; \
-	test -z "$$missing" && exit 0; \
-	if [ `id -u` = 0 ]; then apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $$missing; \
-	else echo "missing Debian packages: apt-get install" $$missing >&2; exit 1; fi
+# ---- packages ----
 
-demo: deps ## engines in several processes share one pool, for a person to watch
-	@$(MAKE) --no-print-directory -s all
+# $(call install_missing,PACKAGES): quick and without network when all are there
+define install_missing
+@missing=`dpkg-query -W -f='$${Package} $${Status}\n' $(1) 2>/dev/null | awk '/ok installed/ {print $$1}' | sort >/tmp/.kvp-have.$$$$; \
+	printf '%s\n' $(1) | sort | comm -23 - /tmp/.kvp-have.$$$$; rm -f /tmp/.kvp-have.$$$$`; \
+test -z "$$missing" || if [ `id -u` = 0 ]; then \
+	echo "installing Debian packages:" $$missing; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	apt-get update -qq && apt-get install -y -qq --no-install-recommends -o Dpkg::Use-Pty=0 $$missing >/dev/null; \
+else echo "Debian packages are missing; as root: apt-get install --no-install-recommends" $$missing >&2; exit 1; fi
+endef
+.PHONY: deps deps-build deps-fuzz
+deps: ## install the Debian packages that building and testing need (as root), or name them
+	$(call install_missing,$(BUILD_PACKAGES) $(CHECK_PACKAGES))
+deps-build:
+	$(call install_missing,$(BUILD_PACKAGES))
+deps-fuzz:
+	$(call install_missing,$(BUILD_PACKAGES) $(FUZZ_PACKAGES))
+deps-bench:
+	$(call install_missing,$(BUILD_PACKAGES) $(PEER_PACKAGES))
+
+# ---- the targets a person types; each ends with one summary line and a true exit status ----
+
+JOBS ?= $(shell nproc)
+sub = @+$(MAKE) --no-print-directory -s $(if $(filter -j%,$(MAKEFLAGS)),,-j$(JOBS))
+
+.PHONY: demo check asan tsan fuzz fuzz-seeds mutants kills model bench bench-attn check-vm check-engines chaos
+demo: deps-build ## engines in several processes share one pool, for a person to watch
+	$(sub) all
 	@BUILD=$(BUILD) tests/system/demo
 
-check: deps ## build and run all tests
-	@$(MAKE) --no-print-directory -s tests
-	@BUILD=$(BUILD) tests/run
+check: deps ## build everything, run all tests
+	$(sub) tests fuzz-seeds
+	@BUILD=$(BUILD) tests/run $(TESTS)
 
-.PHONY: format format-check clean help
+asan: deps ## all programs under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(sub) tests BUILD=$(BUILD)/asan OPT='-O1 -fno-omit-frame-pointer' \
+		SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=undefined'
+	@BUILD=$(BUILD)/asan tests/run --programs $(TESTS)
+
+tsan: deps ## all programs under ThreadSanitizer
+	$(sub) tests BUILD=$(BUILD)/tsan OPT='-O1 -fno-omit-frame-pointer -Wno-tsan' SANITIZE='-fsanitize=thread'
+	@BUILD=$(BUILD)/tsan tests/run --programs --no-aslr $(TESTS)
+
+SECONDS ?= 60
+fuzz: deps-fuzz ## fuzz each parser of foreign bytes for SECONDS=60 (clang, libFuzzer)
+	$(sub) fuzzers BUILD=$(BUILD)/clang-fuzz CC=clang OPT=-O1 \
+		SANITIZE='-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined'
+	@BUILD=$(BUILD)/clang-fuzz tests/fuzz/run $(SECONDS)
+
+# the seeds once more, by gcc and without a fuzzer, for make check
+fuzz-seeds:
+	$(sub) replays BUILD=$(BUILD)/seeds OPT=-O1 SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=undefined'
+.PHONY: fuzzers replays
+fuzzers: $(FUZZERS)
+replays: $(REPLAYS)
+# fuzz_client_*: the library's parsers; all others: the daemon's
+fuzz_libs = $(if $(findstring _client_,$(1)),$(BUILD)/libkvpool.a,$(BUILD)/obj/daemon.a)
+$(BUILD)/fuzz/fuzz_%: $(BUILD)/obj/tests/fuzz/fuzz_%.o $(BUILD)/obj/daemon.a $(BUILD)/libkvpool.a
+	@mkdir -p $(@D)
+	$(CC) $(ALL_LDFLAGS) -fsanitize=fuzzer $< $(call fuzz_libs,$@) $(DAEMON_LIBS) -o $@
+$(BUILD)/fuzz/replay_%: $(BUILD)/obj/tests/fuzz/fuzz_%.o $(BUILD)/obj/tests/fuzz/replay.o $(BUILD)/obj/daemon.a $(BUILD)/libkvpool.a
+	@mkdir -p $(@D)
+	$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(call fuzz_libs,$<) $(DAEMON_LIBS) -o $@
+
+mutants: deps ## take out one safety line at a time: a test must fail each time
+	@BUILD=$(BUILD) tests/mutants/run $(MUTANTS)
+
+CLIENTS ?= 10000
+DAEMONS ?= 200
+kills: deps-build ## CLIENTS=10000 random SIGKILLs of clients and DAEMONS=200 of the daemon, under load
+	$(sub) tests
+	@BUILD=$(BUILD) tests/system/kills $(CLIENTS) $(DAEMONS)
+
+model: ## check the pin protocol's model with spin (RUNS=all: larger ones too)
+	$(call install_missing,spin gcc libc6-dev)
+	@tests/model/run $(RUNS)
+
+bench: deps-bench ## kvctl bench: pin, publish, share, spill and attention, beside peers, as a table
+	$(sub) all $(BENCHES)
+	@tests/bench/run $(BUILD)
+
+bench-attn: deps-build ## kvctl bench attn: attention beside the machine's read ceiling
+	$(sub) all
+	@$(BUILD)/kvctl bench attn && echo "bench-attn: ok"
+
+check-vm: deps ## boot a virtual machine with systemd and run kvpool there as a service (root; QEMU)
+	$(sub) all
+	@BUILD=$(BUILD) tests/vm/check
+
+check-engines:
+	@echo "check-engines: not there yet: connectors for other engines are later work"; exit 1
+chaos:
+	@echo "chaos: not there yet: faults of every kind at once for DURATION seconds are later work"; exit 1
+
+# ---- install ----
+
+# a unit or .pc file with this installation's paths
+edit = sed -e 's|/usr/local/sbin|$(SBINDIR)|g; s|/usr/local/bin|$(BINDIR)|g; s|/usr/local/lib|$(LIBDIR)|g' \
+	-e 's|/usr/local/include|$(INCLUDEDIR)|g; s|@VERSION@|$(VERSION)|g'
+UNITS := $(notdir $(wildcard systemd/*.service systemd/*.socket))
+D = $(DESTDIR)
+define put_edited
+$(edit) $(1) >$(BUILD)/obj/edited && install -m 644 $(BUILD)/obj/edited $(2)
+
+endef
+
+.PHONY: install uninstall
+install: all ## install programs, libraries, headers, manuals and units (PREFIX=/usr/local DESTDIR=)
+	install -d $(D)$(BINDIR) $(D)$(SBINDIR) $(D)$(LIBDIR)/pkgconfig $(D)$(INCLUDEDIR) $(D)$(SYSCONFDIR)/kvpool \
+		$(D)$(SYSTEMDDIR)/systemd/system $(D)$(SYSTEMDDIR)/sysusers.d $(D)$(SYSTEMDDIR)/tmpfiles.d
+	install -m 755 $(BUILD)/kvpoold $(D)$(SBINDIR)/
+	install -m 755 $(BUILD)/kvctl $(BUILD)/kvengine $(D)$(BINDIR)/
+	install -m 644 $(BUILD)/libkvpool.so.$(SOVERSION) $(BUILD)/libkvattn.so.$(SOVERSION) $(BUILD)/libkvpool.a $(BUILD)/libkvattn.a $(D)$(LIBDIR)/
+	ln -sf libkvpool.so.$(SOVERSION) $(D)$(LIBDIR)/libkvpool.so
+	ln -sf libkvattn.so.$(SOVERSION) $(D)$(LIBDIR)/libkvattn.so
+	install -m 644 include/kvpool.h include/kvattn.h $(D)$(INCLUDEDIR)/
+	$(call put_edited,client/libkvpool/kvpool.pc.in,$(D)$(LIBDIR)/pkgconfig/kvpool.pc)
+	$(call put_edited,kernels/kvattn.pc.in,$(D)$(LIBDIR)/pkgconfig/kvattn.pc)
+	$(foreach m,$(MANUALS),install -D -m 644 $(m) $(D)$(MANDIR)/man$(subst .,,$(suffix $(m)))/$(notdir $(m)) &&) true
+	$(foreach u,$(UNITS),$(call put_edited,systemd/$(u),$(D)$(SYSTEMDDIR)/systemd/system/$(u)))
+	install -m 644 systemd/kvpool.sysusers $(D)$(SYSTEMDDIR)/sysusers.d/kvpool.conf
+	install -m 644 systemd/kvpool.tmpfiles $(D)$(SYSTEMDDIR)/tmpfiles.d/kvpool.conf
+	test -e $(D)$(SYSCONFDIR)/kvpool/kvpoold.conf || install -m 644 systemd/kvpoold.conf $(D)$(SYSCONFDIR)/kvpool/kvpoold.conf
+	@test -n "$(D)" || test `id -u` != 0 || ldconfig
+	@test -n "$(D)" || echo "installed; to run it as a service: systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload && systemctl enable --now kvpoold.socket kvpoold-admin.socket kvpoold"
+
+uninstall: ## remove what install put there; a changed configuration stays
+	rm -f $(D)$(SBINDIR)/kvpoold $(D)$(BINDIR)/kvctl $(D)$(BINDIR)/kvengine
+	rm -f $(foreach l,kvpool kvattn,$(D)$(LIBDIR)/lib$(l).so $(D)$(LIBDIR)/lib$(l).so.$(SOVERSION) $(D)$(LIBDIR)/lib$(l).a $(D)$(LIBDIR)/pkgconfig/$(l).pc)
+	rm -f $(D)$(INCLUDEDIR)/kvpool.h $(D)$(INCLUDEDIR)/kvattn.h
+	rm -f $(foreach m,$(MANUALS),$(D)$(MANDIR)/man$(subst .,,$(suffix $(m)))/$(notdir $(m)))
+	rm -f $(foreach u,$(UNITS),$(D)$(SYSTEMDDIR)/systemd/system/$(u)) $(D)$(SYSTEMDDIR)/sysusers.d/kvpool.conf $(D)$(SYSTEMDDIR)/tmpfiles.d/kvpool.conf
+	@if cmp -s systemd/kvpoold.conf $(D)$(SYSCONFDIR)/kvpool/kvpoold.conf; then rm -f $(D)$(SYSCONFDIR)/kvpool/kvpoold.conf; \
+	elif [ -e $(D)$(SYSCONFDIR)/kvpool/kvpoold.conf ]; then echo "kept: $(D)$(SYSCONFDIR)/kvpool/kvpoold.conf, it was changed"; fi
+	@rmdir $(D)$(SYSCONFDIR)/kvpool 2>/dev/null || true
+
+# ---- house ----
+
+.PHONY: format format-check lint clean help
 format: ## format the C sources
-	clang-format -i $(wildcard daemon/*.[ch] include/*.h client/*/*.[ch] kernels/*.[ch] tests/*/*.[ch])
-clean:
+	clang-format -i $(SOURCES)
+format-check: ## are the C sources formatted?
+	@clang-format --dry-run -Werror $(SOURCES) && echo "format: $(words $(SOURCES)) files as .clang-format has them"
+lint: ## build everything with clang too, and read the manuals for mistakes
+	$(sub) tests BUILD=$(BUILD)/clang CC=clang
+	@for m in $(MANUALS); do groff -man -Tutf8 -ww -z $$m 2>&1; done | { ! grep .; } && echo "lint: ok"
+clean: ## remove $(BUILD)
 	rm -rf $(BUILD)
 help: ## this list
-	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
--include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD)/obj $(BUILD)/fault -name '*.d' 2>/dev/null)
