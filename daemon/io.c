@@ -232,14 +232,22 @@ static bool io_is_refusal(int64_t res)
 	return res == -EINVAL || res == -EOPNOTSUPP || res == -ENOSYS || res == -EPERM || res == -EACCES;
 }
 
+static bool io_moves(const struct io_op *op)
+{
+	return op->kind == IO_READ || op->kind == IO_WRITE;
+}
+
 static int64_t io_fault(struct io_op *op, int64_t res)
 {
 #ifdef KVP_FAULT
-	static const char *const names[] = {[IO_READ] = "io.read", [IO_WRITE] = "io.write", [IO_DATASYNC] = "io.sync"};
+	static const char *const names[] = {[IO_READ] = "io.read",
+		[IO_WRITE] = "io.write",
+		[IO_DATASYNC] = "io.sync",
+		[IO_ALLOCATE] = "io.allocate"};
 	int64_t most;
 
 	res = FAULT_INT(names[op->kind], res);
-	if (op->kind == IO_DATASYNC || res <= 0)
+	if (!io_moves(op) || res <= 0)
 		return res;
 	most = FAULT_INT(op->kind == IO_READ ? "io.read.short" : "io.write.short", res);
 	if (most < res && op->kind == IO_READ) { /* wiped, so that luck cannot pass */
@@ -323,7 +331,7 @@ static void io_step(struct io *io, struct io_op *op, bool by_ring)
 		io_step_again(io, op, res);
 	} else if (res < 0) {
 		io_end(io, op, res);
-	} else if (op->kind == IO_DATASYNC) {
+	} else if (!io_moves(op)) {
 		io_end(io, op, 0);
 	} else if (op->own.moved + (uint64_t)res >= op->own.total) {
 		io_end(io, op, (int64_t)op->own.total);
@@ -384,8 +392,10 @@ int io_open(struct io **result, const struct io_opts *opts, char message[256])
 	int r;
 
 	*result = NULL;
-	if (!io)
+	if (!io) {
+		snprintf(message, 256, "no disk I/O: out of memory");
 		return -ENOMEM;
+	}
 	io->wake_fd = io->timer_fd = -1;
 	io->lock_fd = opts->lock_fd;
 	io->depth = opts->depth ? opts->depth : 32;

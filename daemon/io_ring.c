@@ -42,6 +42,9 @@ static void ring_prep(struct io_uring_sqe *sqe, const struct io_op *op)
 	case IO_DATASYNC:
 		io_uring_prep_fsync(sqe, op->fd, IORING_FSYNC_DATASYNC);
 		break;
+	case IO_ALLOCATE:
+		io_uring_prep_fallocate(sqe, op->fd, 0, (off_t)op->off, (off_t)op->iov[0].iov_len);
+		break;
 	}
 }
 

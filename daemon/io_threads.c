@@ -7,6 +7,7 @@
 #include "io_engine.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -57,6 +58,9 @@ static int64_t twin_do(const struct io_op *op)
 		break;
 	case IO_DATASYNC:
 		r = fdatasync(op->fd);
+		break;
+	case IO_ALLOCATE:
+		r = fallocate(op->fd, 0, (off_t)op->off, (off_t)op->iov[0].iov_len);
 		break;
 	}
 	return r < 0 ? -errno : r;

@@ -5,12 +5,10 @@
  * caller keeps for each record its place (struct spill_place) and gives a cookie by which it is told when the store lets
  * the record go.  One thread (the loop); the callbacks run inside spill_reap(), spill_write() or spill_recover().
  *
- * On disk: DIR/kvpool.store = superblock (4 KiB: magic, format version, store UUID, capacity, segment bytes, start
- * number), then segments.  A segment begins with its own 4 KiB header (store UUID, sequence number, checksum); records
- * follow: 4 KiB header (magic, store UUID, segment sequence, namespace id, key, parent, lengths, XXH3-128 of the data,
- * XXH3-64 of the header itself), then the data padded to 4 KiB.  One vectored write puts header and data down, straight
- * from the caller's memory.  A record counts only if its header's checksum, store, segment sequence and own place agree,
- * its data only if the checksum agrees, at every read: a torn, stale or swapped record is a miss.
+ * On disk: DIR/kvpool.store = superblock, then segments, each with a header of its own and records: header page with the
+ * record's name, place and checksums, then the data.  spill_format.h has the bytes.  One vectored write puts header and
+ * data down, straight from the caller's memory.  A record counts only if its header's checksum, store, segment sequence
+ * and own place agree, its data only if the checksum agrees, at every read: a torn, stale or swapped record is a miss.
  * A start continues in a segment no earlier daemon was writing.  Capacity is a bound on the file, superblock included.
  */
 #ifndef KVPOOL_SPILL_H
@@ -27,6 +25,7 @@ enum spill_state { /* as counter spill_state */
 	SPILL_OFF = 0,
 	SPILL_UP = 1,
 	SPILL_DOWN = 2, /* a write or flush failed; tried again with back-off by spill_tick() */
+	SPILL_FULL = 3, /* the file system is full and no segment can be had; tried again likewise */
 };
 
 struct spill_record {
@@ -40,31 +39,37 @@ struct spill_record {
 
 typedef uint64_t spill_place; /* 0: none */
 
-/* Ended transfer. res 0; -EBADMSG record damaged (it is forgotten); -EIO and other -errno; -ECANCELED store closed. */
+/* Ended transfer. res 0; -EBADMSG record damaged: it is forgotten, and gone() was called just before; -EIO and other
+   -errno.  @place: of the record written or read; 0 when it was not written. */
 typedef void (*spill_done_fn)(void *owner, int res, spill_place place);
 
 struct spill_opts {
 	const char *dir;
 	uint64_t capacity; /* bytes, at least 3 segments */
 	uint64_t
-		segment_bytes; /* 0: chosen from the capacity (64 MiB at most); a record longer than a segment is -EFBIG */
+		segment_bytes; /* 0: as in the store there, or chosen from the capacity (64 MiB at most, unless the hint
+				   asks for more); a record longer than a segment is -EFBIG */
 	uint64_t largest_block; /* hint for segment_bytes */
 	unsigned depth; /* transfers at once; 0: 32 */
 	bool use_uring;
-	int lock_fd; /* for struct io_opts */
+	int lock_fd; /* for struct io_opts: the store's once spill_open() succeeded, which closes it */
 	void *owner;
-	/* the store lets this record go (its segment is reclaimed, or it was found damaged) */
+	/* The store lets this record go: its segment is reclaimed, its flush failed, or it was found damaged.  May call
+	   spill_forget(), nothing else here. */
 	void (*gone)(void *owner, void *cookie);
 	/* Recovery: a record was found. Return the cookie, or NULL: not wanted. A later one of the same key replaces the
-	   earlier: the caller calls spill_forget() for the one it does not keep. */
+	   earlier: the caller calls spill_forget() for the one it does not keep.  *spill is set by then. */
 	void *(*found)(void *owner, const struct spill_record *record, spill_place place);
+	/* While spill_open() works through a large store, about once a second, for whoever waits; or NULL. */
+	void (*progress)(void *owner, uint64_t segments_done, uint64_t segments);
 };
 
 /**
  * spill_open() - open or make the store in opts->dir and find what is in it (reads headers only)
  * Another live daemon on the same store (also by another path): -EBUSY.  Unknown format version or damaged superblock:
  * the old file is moved aside to kvpool.store.bad and a new store begun, said in @message.
- * Copies of a store directory get along: the lock is on the file.
+ * Copies of a store directory get along: the lock is on the file.  I/O of a killed daemon that still runs holds the lock
+ * too: waits up to 5 s for it.  Blocks; to be called before the loop runs.
  * @message: 256 bytes: on failure object, cause and way out; on success the engine and whether O_DIRECT is on
  * Return: 0; -EBUSY; -EINVAL; -errno of the directory or file.
  */
@@ -76,7 +81,8 @@ void spill_close(struct spill *spill);
 /**
  * spill_write() - append a record; @data stays unchanged until done
  * @data is block memory, 4096-byte aligned, readable up to the next 4096 bytes after record->bytes.
- * Return: 0; -EAGAIN: queue full, try after a completion; -EFBIG; -ENODEV: store down; -ENOSPC: no segment can be had.
+ * Return: 0; -EAGAIN: queue full, or the next segment is being made: try after spill_reap() returned more than 0; -EFBIG;
+ *         -EINVAL: no bytes; -ENODEV: store down; -ENOSPC: no segment can be had.
  */
 int spill_write(struct spill *spill, const struct spill_record *record, const void *data, void *cookie,
 	spill_done_fn done, void *owner);
@@ -93,10 +99,12 @@ void spill_forget(struct spill *spill, spill_place place);
 int spill_flush(struct spill *spill, spill_done_fn done, void *owner);
 
 int spill_fd(const struct spill *spill); /* readable: call spill_reap() */
+/** spill_reap() - work on what has ended. Return: transfers ended, the store's own included. */
 unsigned spill_reap(struct spill *spill);
 /** spill_wait() - as spill_reap(), blocking up to @deadline_ns: for start, drain and tests */
 unsigned spill_wait(struct spill *spill, uint64_t deadline_ns);
-/** spill_tick() - about once a second: brings a store that went down back up (a probe write with back-off) */
+/** spill_tick() - about once a second: brings a store that went down back up (a probe write with back-off), and segments
+ *  in which something failed back into use once a probe has proved them good */
 void spill_tick(struct spill *spill);
 
 struct spill_stats {
@@ -105,7 +113,7 @@ struct spill_stats {
 	int last_errno;
 	uint64_t capacity, used_bytes, live_bytes, live_records, in_flight;
 	uint64_t writes, write_bytes, reads, read_bytes, write_errors, read_errors, damaged, reclaimed;
-	char message[256]; /* state DOWN: path, errno, since when */
+	char message[256]; /* state DOWN or FULL: path, errno, since when; else empty */
 };
 void spill_stats(const struct spill *spill, struct spill_stats *stats);
 

@@ -14,8 +14,8 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-#include "daemon/io.h"
-#include "daemon/loop.h"
+#include "../../daemon/io.h"
+#include "../../daemon/loop.h"
 #include "refuse.h"
 #include "scratch.h"
 

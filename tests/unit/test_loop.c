@@ -10,7 +10,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
-#include "daemon/loop.h"
+#include "../../daemon/loop.h"
 #include "refuse.h"
 
 static bool with_uring = true, with_epoll = false;

@@ -1,0 +1,467 @@
+/*
+ * spill.c - see spill.h: the interface, and transfers from the caller's memory to a record and back
+ *
+ * A transfer has two pages of its own for headers and is otherwise the caller's memory.  It is used from the call that
+ * starts it to its done(), which may start others.
+ */
+#include "spill.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "loop.h"
+#include "spill_store.h"
+
+/* ---- transfers ---- */
+
+static struct transfer *transfer_new(struct spill *spill, enum transfer_kind kind, spill_done_fn done, void *owner)
+{
+	struct transfer *t = spill->free_transfers;
+
+	assert(!spill->telling);
+	if (!t)
+		return NULL;
+	spill->free_transfers = t->next;
+	spill->n_used++;
+	spill->n_writes += kind == TRANSFER_WRITE;
+	t->kind = kind;
+	t->done = done;
+	t->owner = owner;
+	t->place = 0;
+	return t;
+}
+
+static void transfer_end(struct transfer *t, int res, spill_place place)
+{
+	struct spill *spill = t->spill;
+	spill_done_fn done = t->done;
+	void *owner = t->owner;
+
+	spill->n_used--;
+	spill->n_writes -= t->kind == TRANSFER_WRITE;
+	t->next = spill->free_transfers;
+	spill->free_transfers = t;
+	if (done)
+		done(owner, res, place);
+}
+
+static void transfer_submit(
+	struct transfer *t, enum io_kind kind, uint64_t off, int n_iov, void (*done)(struct io_op *, int64_t))
+{
+	t->direct = t->spill->file.direct;
+	t->op.kind = kind;
+	t->op.fd = t->spill->file.fd;
+	t->op.off = off;
+	t->op.n_iov = n_iov;
+	t->op.done = done;
+	t->op.owner = t;
+	io_submit(t->spill->io, &t->op);
+}
+
+static uint64_t data_pages(uint64_t bytes)
+{
+	return spill_span(bytes) - SPILL_PAGE;
+}
+
+static struct spill_spot record_spot(const struct spill *spill, uint32_t i, const struct record *record)
+{
+	uint64_t in_segment = (uint64_t)record->page * SPILL_PAGE;
+
+	return (struct spill_spot){.uuid = spill->file.super.uuid,
+		.sequence = spill->segments[i].sequence,
+		.off = segment_off(spill, i) + in_segment,
+		.room = spill->file.super.segment_bytes - in_segment};
+}
+
+/* ---- write ---- */
+
+/* O_DIRECT may be refused only now: then the page cache serves, and nothing is lost. */
+static bool transfer_retried(struct transfer *t, int64_t res)
+{
+	if (!t->direct || (res != -EINVAL && res != -EOPNOTSUPP))
+		return false;
+	spill_file_leave_direct(&t->spill->file, (int)-res);
+	t->direct = false;
+	io_submit(t->spill->io, &t->op);
+	return true;
+}
+
+static void write_failed(struct transfer *t, int err)
+{
+	struct spill *spill = t->spill;
+
+	spill->segments[t->segment].records[t->index].state = RECORD_DEAD;
+	if (err == ENOSPC || err == EDQUOT) /* a file system without fallocate(); the segment is not to blame */
+		segment_no_space(spill, t->segment, err);
+	else
+		health_failed(spill, t->segment, "write", err);
+	transfer_end(t, -err, 0);
+}
+
+static void write_done(struct io_op *op, int64_t res)
+{
+	struct transfer *t = op->owner;
+	struct spill *spill = t->spill;
+	struct segment *segment = &spill->segments[t->segment];
+
+	if (transfer_retried(t, res))
+		return;
+	segment->n_writers--;
+	spill->write_serial++;
+	if (res >= 0 && segment->flush_failed)
+		res = -EIO;
+	if (res < 0) {
+		write_failed(t, (int)-res);
+		return;
+	}
+	segment->dirty = true;
+	segment->dirty_serial = spill->write_serial;
+	segment_let_live(spill, t->segment, t->index, t->cookie);
+	spill->stats.writes++;
+	spill->stats.write_bytes += (uint64_t)res;
+	transfer_end(t, 0, t->place);
+}
+
+int spill_write(struct spill *spill, const struct spill_record *record, const void *data, void *cookie,
+	spill_done_fn done, void *owner)
+{
+	uint64_t span = spill_span(record->bytes), off;
+	struct spill_spot spot;
+	struct transfer *t;
+	int64_t i, index;
+	bool first;
+
+	if (!record->bytes)
+		return -EINVAL;
+	if (record->bytes > spill->file.super.segment_bytes || span + SPILL_PAGE > spill->file.super.segment_bytes)
+		return -EFBIG;
+	if (spill->health.state == SPILL_DOWN)
+		return -ENODEV;
+	/* two: closing a segment takes one for its flush */
+	if (spill->n_writes >= spill->max_writes || !spill->free_transfers || !spill->free_transfers->next)
+		return -EAGAIN;
+	i = segment_for(spill, span);
+	if (i == -ENOSPC)
+		health_full(spill, ENOSPC);
+	if (i < 0)
+		return (int)i;
+	index = segment_add(&spill->segments[i], spill->segments[i].used, span, RECORD_WRITING);
+	if (index < 0)
+		return -EAGAIN;
+	t = transfer_new(spill, TRANSFER_WRITE, done, owner);
+	t->segment = (uint32_t)i;
+	t->index = (uint32_t)index;
+	t->place = segment_place(spill, t->segment, t->index);
+	t->cookie = cookie;
+	spot = record_spot(spill, t->segment, &spill->segments[i].records[index]);
+	first = index == 0;
+	off = spot.off - (first ? SPILL_PAGE : 0);
+	if (first) { /* the segment's own header goes down with its first record */
+		struct spill_spot head = {.uuid = spot.uuid, .sequence = spot.sequence, .off = off};
+
+		spill_segment_encode(t->head, &head);
+	}
+	spill_record_encode(t->head + SPILL_PAGE, &spot, record, spill_hash_data(data, record->bytes));
+	spill->segments[i].used += span;
+	spill->segments[i].n_writers++;
+	t->op.iov[0] =
+		first ? (struct iovec){t->head, 2 * SPILL_PAGE} : (struct iovec){t->head + SPILL_PAGE, SPILL_PAGE};
+	t->op.iov[1] = (struct iovec){(void *)(uintptr_t)data, data_pages(record->bytes)};
+	transfer_submit(t, IO_WRITE, off, 2, write_done);
+	return 0;
+}
+
+/* ---- read ---- */
+
+/* Is what came back the record that was asked for, every byte of it? */
+static bool read_is_right(const struct transfer *t)
+{
+	struct spill *spill = t->spill;
+	const struct segment *segment = &spill->segments[t->segment];
+	struct spill_spot spot = record_spot(spill, t->segment, &segment->records[t->index]);
+	struct spill_record found;
+	struct spill_hash hash;
+
+	if (spill_record_decode(t->head + SPILL_PAGE, &spot, &found, &hash) < 0)
+		return false;
+	/* the parent is no part of a block's identity, its key has it */
+	if (found.ns_id != t->record.ns_id || memcmp(&found.key, &t->record.key, sizeof(found.key)) ||
+		found.bytes != t->record.bytes || found.used_tokens != t->record.used_tokens)
+		return false;
+	return spill_hash_equal(hash, spill_hash_data(t->op.iov[1].iov_base, found.bytes));
+}
+
+static void read_done(struct io_op *op, int64_t res)
+{
+	struct transfer *t = op->owner;
+	struct spill *spill = t->spill;
+
+	if (transfer_retried(t, res))
+		return;
+	if (t->kind == TRANSFER_LOST) {
+		transfer_end(t, -EBADMSG, t->place);
+		return;
+	}
+	if (res >= 0) {
+		spill->stats.reads++;
+		spill->stats.read_bytes += (uint64_t)res;
+	}
+	if (res == -ENODATA || (res >= 0 && !read_is_right(t))) { /* ENODATA: the file has been cut */
+		spill->stats.damaged++;
+		segment_drop(spill, t->segment, t->index, true);
+		res = -EBADMSG;
+	} else if (res < 0) {
+		spill->stats.read_errors++;
+		spill->health.last_errno = (int)-res;
+	}
+	spill->segments[t->segment].n_readers--;
+	transfer_end(t, res < 0 ? (int)res : 0, t->place);
+}
+
+int spill_read(struct spill *spill, spill_place place, const struct spill_record *record, void *data,
+	spill_done_fn done, void *owner)
+{
+	uint32_t i;
+	struct record *at = segment_find(spill, place, &i);
+	bool lost = !at || at->state != RECORD_LIVE || !record->bytes ||
+		    at->pages != spill_span(record->bytes) / SPILL_PAGE;
+	struct transfer *t = transfer_new(spill, lost ? TRANSFER_LOST : TRANSFER_READ, done, owner);
+
+	if (!t)
+		return -EAGAIN;
+	t->place = place;
+	if (lost) { /* told later all the same, from spill_reap() */
+		transfer_submit(t, IO_READ, 0, 0, read_done);
+		return 0;
+	}
+	t->segment = i;
+	t->index = (uint32_t)(at - spill->segments[i].records);
+	t->record = *record;
+	t->op.iov[0] = (struct iovec){t->head + SPILL_PAGE, SPILL_PAGE};
+	t->op.iov[1] = (struct iovec){data, data_pages(record->bytes)};
+	spill->segments[i].n_readers++;
+	transfer_submit(t, IO_READ, segment_off(spill, i) + (uint64_t)at->page * SPILL_PAGE, 2, read_done);
+	return 0;
+}
+
+void spill_forget(struct spill *spill, spill_place place)
+{
+	uint32_t i;
+	struct record *record = segment_find(spill, place, &i);
+
+	if (record)
+		segment_drop(spill, i, (uint32_t)(record - spill->segments[i].records), false);
+}
+
+/* ---- flush ---- */
+
+static void flush_done(struct io_op *op, int64_t res)
+{
+	struct transfer *t = op->owner;
+	struct spill *spill = t->spill;
+
+	if (res < 0)
+		health_flush_failed(spill, (int)-res);
+	for (uint32_t i = 0; res >= 0 && i < spill->n_present; i++)
+		if (spill->segments[i].dirty_serial <= t->serial)
+			spill->segments[i].dirty = false;
+	transfer_end(t, (int)res, 0);
+}
+
+int spill_flush(struct spill *spill, spill_done_fn done, void *owner)
+{
+	struct transfer *t = transfer_new(spill, TRANSFER_FLUSH, done, owner);
+
+	if (!t)
+		return -EAGAIN;
+	t->serial = spill->write_serial;
+	transfer_submit(t, IO_DATASYNC, 0, 0, flush_done);
+	return 0;
+}
+
+void spill_flush_own(struct spill *spill)
+{
+	spill_flush(spill, NULL, NULL);
+}
+
+/* ---- open and close ---- */
+
+static int spill_make_transfers(struct spill *spill)
+{
+	unsigned depth = spill->opts.depth ? spill->opts.depth : 32;
+
+	spill->n_transfers = 4 * depth;
+	spill->max_writes = 2 * depth;
+	spill->transfers = calloc(spill->n_transfers, sizeof(*spill->transfers));
+	spill->heads = aligned_alloc(SPILL_PAGE, (size_t)spill->n_transfers * 2 * SPILL_PAGE);
+	spill->health.probe.bytes = aligned_alloc(SPILL_PAGE, SPILL_PROBE_BYTES);
+	if (!spill->transfers || !spill->heads || !spill->health.probe.bytes)
+		return -ENOMEM;
+	for (unsigned i = spill->n_transfers; i-- > 0;) {
+		spill->transfers[i].spill = spill;
+		spill->transfers[i].head = spill->heads + (size_t)i * 2 * SPILL_PAGE;
+		spill->transfers[i].next = spill->free_transfers;
+		spill->free_transfers = &spill->transfers[i];
+	}
+	return 0;
+}
+
+static int spill_make_segments(struct spill *spill)
+{
+	uint64_t segment_bytes = spill->file.super.segment_bytes;
+	uint64_t n = (spill->opts.capacity - SPILL_SUPER_AREA) / segment_bytes;
+	uint64_t in_file = spill->file.bytes > SPILL_SUPER_AREA ? spill->file.bytes - SPILL_SUPER_AREA : 0;
+
+	if (n > 1u << 24) /* as a place holds; more would be segments far too small */
+		n = 1u << 24;
+	spill->n_segments = (uint32_t)n;
+	in_file = (in_file + segment_bytes - 1) / segment_bytes;
+	spill->n_present = (uint32_t)(in_file < n ? in_file : n);
+	spill->segments = calloc(n, sizeof(*spill->segments));
+	if (!spill->segments)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < spill->n_present; i++)
+		spill->segments[i].state = SEGMENT_EMPTY;
+	spill->open = SPILL_NO_SEGMENT;
+	spill->next_sequence = (spill->file.super.start << 32) + 1;
+	return 0;
+}
+
+static void spill_free(struct spill *spill)
+{
+	io_close(spill->io);
+	spill_file_close(&spill->file);
+	for (uint32_t i = 0; spill->segments && i < spill->n_segments; i++)
+		free(spill->segments[i].records);
+	free(spill->segments);
+	free(spill->transfers);
+	free(spill->heads);
+	free(spill->health.probe.bytes);
+	free(spill);
+}
+
+static int spill_start(struct spill *spill, char message[256])
+{
+	struct io_opts io_opts = {.depth = spill->opts.depth, .use_uring = spill->opts.use_uring, .lock_fd = -1};
+	int r = spill_make_transfers(spill);
+
+	if (r == 0)
+		r = spill_make_segments(spill);
+	if (r < 0) {
+		snprintf(message, 256, "out of memory for spill store %.150s", spill->file.path);
+		return r;
+	}
+	io_opts.lock_fd = spill->opts.lock_fd;
+	r = io_open(&spill->io, &io_opts, message);
+	if (r < 0)
+		return r;
+	r = spill_recover(spill);
+	if (r < 0) {
+		snprintf(message, 256, "cannot read spill store %.150s: %s", spill->file.path, strerror(-r));
+		return r;
+	}
+	if (!spill->n_present)
+		segment_allocate(spill);
+	while (spill->allocating)
+		io_wait(spill->io, loop_now() + SPILL_SECOND);
+	return 0;
+}
+
+static void text_append(char text[256], const char *format, ...)
+{
+	size_t n = strlen(text);
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(text + n, 256 - n, format, args);
+	va_end(args);
+}
+
+int spill_open(struct spill **result, const struct spill_opts *opts, char message[256])
+{
+	struct spill *spill = calloc(1, sizeof(*spill));
+	char note[128], direct[256], engine[256] = "out of memory";
+	int r;
+
+	*result = NULL;
+	if (!spill) {
+		snprintf(message, 256, "out of memory");
+		return -ENOMEM;
+	}
+	spill->opts = *opts;
+	spill->file.fd = -1;
+	spill->health.state = SPILL_UP;
+	*result = spill;
+	r = spill_file_open(&spill->file, opts, note, direct);
+	snprintf(message, 256, "%s", direct);
+	if (r == 0)
+		r = spill_start(spill, engine);
+	if (r < 0) {
+		if (spill->file.fd >= 0)
+			snprintf(message, 256, "%s", engine);
+		*result = NULL;
+		spill_free(spill);
+		return r;
+	}
+	message[0] = 0;
+	text_append(message, "%s; %s; %" PRIu64 " records in %u segments%s", engine, direct, spill->stats.live_records,
+		spill->n_present, note);
+	return 0;
+}
+
+void spill_close(struct spill *spill)
+{
+	if (!spill)
+		return;
+	while (io_in_flight(spill->io))
+		io_wait(spill->io, loop_now() + SPILL_SECOND);
+	if (spill->free_transfers)
+		spill_flush_own(spill);
+	while (io_in_flight(spill->io))
+		io_wait(spill->io, loop_now() + SPILL_SECOND);
+	spill_free(spill);
+}
+
+/* ---- the rest ---- */
+
+int spill_fd(const struct spill *spill)
+{
+	return io_fd(spill->io);
+}
+
+unsigned spill_reap(struct spill *spill)
+{
+	return io_reap(spill->io);
+}
+
+unsigned spill_wait(struct spill *spill, uint64_t deadline_ns)
+{
+	return io_wait(spill->io, deadline_ns);
+}
+
+void spill_tick(struct spill *spill)
+{
+	health_tick(spill);
+}
+
+void spill_stats(const struct spill *spill, struct spill_stats *stats)
+{
+	*stats = spill->stats;
+	stats->state = spill->health.state;
+	stats->uring = io_is_uring(spill->io);
+	stats->direct = spill->file.direct;
+	stats->last_errno = spill->health.last_errno;
+	stats->capacity = spill->opts.capacity;
+	stats->used_bytes = SPILL_SUPER_AREA + (uint64_t)spill->n_present * spill->file.super.segment_bytes;
+	stats->in_flight = spill->n_used;
+	stats->message[0] = 0;
+	if (spill->health.state != SPILL_UP)
+		snprintf(
+			stats->message, sizeof(stats->message), "%.100s: %.150s", spill->file.path, spill->health.what);
+}

@@ -1,0 +1,391 @@
+/*
+ * spill_file.c - the file of a spill store: who may have it, what it is, and how it wants its I/O
+ *
+ * Runs only at start and end, synchronously.  The file is opened once and keeps its open file description, so the flock
+ * on it lasts exactly as long as something can still write through it: a killed daemon's I/O in flight included.
+ */
+#include "spill_store.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "fault.h"
+#include "loop.h"
+
+#define FILE_LOCK_WAIT_NS (5 * SPILL_SECOND)
+
+/* ---- lock ---- */
+
+/* The later of the two copies that is good. Return: 0; -EPROTONOSUPPORT; -EBADMSG: none. */
+static int file_read_super(int fd, struct spill_super *super)
+{
+	_Alignas(SPILL_PAGE) uint8_t page[SPILL_PAGE];
+	int result = -EBADMSG;
+
+	for (unsigned copy = 0; copy < 2; copy++) {
+		struct spill_super s;
+		int r;
+
+		if (pread(fd, page, sizeof(page), copy * SPILL_PAGE) != (ssize_t)sizeof(page))
+			continue;
+		r = spill_super_decode(page, &s);
+		if (r == 0 && (result != 0 || s.start > super->start))
+			*super = s;
+		if (r == 0 || (result != 0 && r == -EPROTONOSUPPORT))
+			result = r;
+	}
+	return result;
+}
+
+/* Alive, as far as can be seen: not a zombie.  In another pid namespace the number means nothing; then it looks dead. */
+static bool pid_lives(uint64_t pid)
+{
+	char path[64], state = 'Z';
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/%" PRIu64 "/stat", pid);
+	f = fopen(path, "re");
+	if (!f)
+		return false;
+	if (fscanf(f, "%*d (%*[^)]) %c", &state) != 1)
+		state = 'Z';
+	fclose(f);
+	return state != 'Z' && state != 'X';
+}
+
+static int file_lock_refused(struct spill_file *file, uint64_t pid, char message[256])
+{
+	snprintf(message, 256,
+		"spill store %.120s is in use by process %" PRIu64
+		"; give each daemon a spill directory of its own, or stop that one",
+		file->path, pid);
+	return -EBUSY;
+}
+
+/* One owner for a file, by whatever path.  I/O of a dead owner ends, so it is waited for; a living owner is not. */
+static int file_lock(struct spill_file *file, char message[256])
+{
+	uint64_t start = loop_now(), wait_ns = FILE_LOCK_WAIT_NS;
+	struct spill_super super = {.pid = 0};
+	bool said = false;
+
+	while (flock(file->fd, LOCK_EX | LOCK_NB) < 0) {
+		if (errno != EWOULDBLOCK && errno != EINTR) {
+			snprintf(message, 256, "cannot lock spill store %.150s: %s", file->path, strerror(errno));
+			return -errno;
+		}
+		file_read_super(file->fd, &super);
+		if (pid_lives(super.pid))
+			wait_ns = SPILL_SECOND / 2; /* no more than a process needs to end */
+		if (loop_now() - start >= wait_ns)
+			return file_lock_refused(file, super.pid, message);
+		if (!said && loop_now() - start > SPILL_SECOND / 4) {
+			said = true;
+			log_info("waiting for the lock of spill store %s, held by process %" PRIu64 " or its last I/O",
+				file->path, super.pid);
+		}
+		usleep(10000);
+	}
+	return 0;
+}
+
+/* ---- open ---- */
+
+static int file_open_refused(const struct spill_file *file, int err, char message[256])
+{
+	const char *way_out =
+		err == ENOENT  ? "make the directory, or change --spill"
+		: err == EROFS ? "it is on a read-only file system: change --spill, or in a unit ReadWritePaths="
+		: err == EACCES || err == EPERM
+			? "give the daemon's user the directory; in a unit, StateDirectory= or ReadWritePaths="
+		: err == ELOOP			 ? "it must be a plain file, not a symbolic link"
+		: err == ENOSPC || err == EDQUOT ? "make room, or change --spill"
+						 : "change --spill";
+
+	snprintf(message, 256, "cannot open spill store %.100s: %s; %s", file->path, strerror(err), way_out);
+	return -err;
+}
+
+static int file_open_locked(struct spill_file *file, char message[256])
+{
+	struct stat ours, there;
+	int r;
+
+	for (unsigned tries = 0; tries < 100; tries++) {
+		file->fd = open(file->path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600);
+		if (file->fd < 0)
+			return file_open_refused(file, errno, message);
+		if (fstat(file->fd, &ours) < 0 || !S_ISREG(ours.st_mode) || ours.st_uid != geteuid()) {
+			snprintf(message, 256,
+				"spill store %.120s is not a plain file of uid %u; remove it or change --spill",
+				file->path, (unsigned)geteuid());
+			return -EPERM;
+		}
+		/* that was against a FIFO in its place; with it the ring would not wait for the disk */
+		fcntl(file->fd, F_SETFL, fcntl(file->fd, F_GETFL) & ~O_NONBLOCK);
+		r = file_lock(file, message);
+		if (r < 0)
+			return r;
+		/* moved aside by the one who had the lock before us? */
+		if (stat(file->path, &there) == 0 && there.st_ino == ours.st_ino && there.st_dev == ours.st_dev) {
+			if (ours.st_mode & 077)
+				fchmod(file->fd, 0600); /* prompts lie in it */
+			return 0;
+		}
+		close(file->fd);
+		file->fd = -1;
+	}
+	snprintf(message, 256, "spill store %.150s changes under our hands; who else works there?", file->path);
+	return -EBUSY;
+}
+
+/* ---- superblock ---- */
+
+static uint64_t page_up(uint64_t bytes)
+{
+	return (bytes + SPILL_PAGE - 1) / SPILL_PAGE * SPILL_PAGE;
+}
+
+static uint64_t count_segments(uint64_t capacity, uint64_t segment_bytes)
+{
+	return capacity <= SPILL_SUPER_AREA ? 0 : (capacity - SPILL_SUPER_AREA) / segment_bytes;
+}
+
+/* An eighth of the capacity, 64 MiB at most; but a few of the longest records we know of. */
+static uint64_t choose_segment_bytes(const struct spill_opts *opts)
+{
+	uint64_t most = count_segments(opts->capacity, 1) / 3 / SPILL_PAGE * SPILL_PAGE;
+	uint64_t record = spill_span(opts->largest_block), bytes = opts->capacity / 8;
+
+	if (opts->segment_bytes)
+		return page_up(opts->segment_bytes);
+	if (bytes > 64 << 20)
+		bytes = 64 << 20;
+	if (opts->largest_block) {
+		/* no more than the rest of a record lies idle at the end */
+		uint64_t n = bytes > record ? (bytes - SPILL_PAGE) / record : 1;
+
+		bytes = SPILL_PAGE + (n ? n : 1) * record;
+	}
+	if (bytes < SPILL_SEGMENT_MIN)
+		bytes = SPILL_SEGMENT_MIN;
+	if (bytes > most)
+		bytes = most;
+	return page_up(bytes);
+}
+
+/* Is the store as it is what was asked for? */
+static bool layout_fits(const struct spill_super *super, const struct spill_opts *opts)
+{
+	if (opts->segment_bytes && super->segment_bytes != page_up(opts->segment_bytes))
+		return false;
+	return count_segments(opts->capacity, super->segment_bytes) >= 3;
+}
+
+static int file_write_super(struct spill_file *file)
+{
+	_Alignas(SPILL_PAGE) uint8_t page[SPILL_PAGE];
+	ssize_t n;
+
+	spill_super_encode(page, &file->super);
+	n = pwrite(file->fd, page, sizeof(page), (off_t)(file->super.start % 2 * SPILL_PAGE));
+	if (n != (ssize_t)sizeof(page))
+		return n < 0 ? -errno : -ENOSPC;
+	return fdatasync(file->fd) < 0 ? -errno : 0;
+}
+
+static int file_begin_store(struct spill_file *file, const struct spill_opts *opts)
+{
+	int r;
+
+	file->super = (struct spill_super){.segment_bytes = choose_segment_bytes(opts)};
+	if (getrandom(file->super.uuid, sizeof(file->super.uuid), 0) != (ssize_t)sizeof(file->super.uuid))
+		return -EIO;
+	if (ftruncate(file->fd, 0) < 0)
+		return -errno;
+	r = posix_fallocate(file->fd, 0, SPILL_SUPER_AREA);
+	return -r;
+}
+
+/* A file that is no store of ours stays for whoever wants to look at it. */
+static int file_move_aside(struct spill_file *file, const char *why, char note[128], char message[256])
+{
+	char aside[sizeof(file->path) + 8];
+
+	snprintf(aside, sizeof(aside), "%s.bad", file->path);
+	if (rename(file->path, aside) < 0) {
+		snprintf(message, 256, "spill store %.80s is %s and cannot be moved aside: %s; remove it", file->path,
+			why, strerror(errno));
+		return -errno;
+	}
+	snprintf(note, 128, "; the old file is %s and was moved aside to " SPILL_STORE_NAME ".bad", why);
+	close(file->fd);
+	file->fd = -1;
+	return file_open_locked(file, message);
+}
+
+static int file_settle_super(struct spill_file *file, const struct spill_opts *opts, char note[128], char message[256])
+{
+	struct stat st;
+	int r = file_read_super(file->fd, &file->super);
+
+	if (fstat(file->fd, &st) < 0)
+		return -errno;
+	if (r < 0 && st.st_size > 0) {
+		r = file_move_aside(file, r == -EPROTONOSUPPORT ? "of another version" : "damaged", note, message);
+		if (r < 0)
+			return r;
+		r = file_begin_store(file, opts);
+	} else if (r < 0) {
+		r = file_begin_store(file, opts);
+	} else if (!layout_fits(&file->super, opts)) {
+		snprintf(note, 128, "; begun anew: its segments of %" PRIu64 " bytes do not fit what is configured",
+			file->super.segment_bytes);
+		r = file_begin_store(file, opts);
+	}
+	if (r == 0) {
+		file->super.capacity = opts->capacity;
+		file->super.start++;
+		file->super.pid = (uint64_t)getpid();
+		r = file_write_super(file);
+	}
+	if (r == 0 && fstat(file->fd, &st) == 0 && (uint64_t)st.st_size > opts->capacity &&
+		ftruncate(file->fd, (off_t)opts->capacity) < 0)
+		r = -errno;
+	if (r < 0)
+		return file_open_refused(file, -r, message);
+	return 0;
+}
+
+/* ---- O_DIRECT ---- */
+
+void spill_file_leave_direct(struct spill_file *file, int err)
+{
+	int flags = fcntl(file->fd, F_GETFL);
+
+	if (!file->direct)
+		return;
+	file->direct = false;
+	fcntl(file->fd, F_SETFL, flags & ~O_DIRECT);
+	log_warn(
+		"spill store %s: O_DIRECT is refused (%s); going on through the page cache", file->path, strerror(err));
+}
+
+/* What the file asks for, where the kernel tells: 0: unknown; UINT32_MAX: no O_DIRECT. */
+static uint32_t direct_alignment(int fd)
+{
+	struct statx stx;
+
+#ifdef STATX_DIOALIGN
+	if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &stx) == 0 && (stx.stx_mask & STATX_DIOALIGN)) {
+		uint32_t align = stx.stx_dio_offset_align > stx.stx_dio_mem_align ? stx.stx_dio_offset_align
+										  : stx.stx_dio_mem_align;
+
+		return (uint32_t)FAULT_INT("spill.align", align ? align : UINT32_MAX);
+	}
+#else
+	(void)fd;
+	(void)stx;
+#endif
+	return (uint32_t)FAULT_INT("spill.align", 0);
+}
+
+/* Write and read as records do: places that are multiples of 4096 and of nothing larger. */
+static int direct_try(int fd)
+{
+	uint8_t *pages = aligned_alloc(4 * SPILL_PAGE, 4 * SPILL_PAGE), *page;
+	int r = 0;
+
+	if (!pages)
+		return -ENOMEM;
+	page = pages + SPILL_PAGE;
+	memset(page, 0x5a, SPILL_PAGE);
+	errno = 0;
+	if (pwrite(fd, page, SPILL_PAGE, SPILL_PROBE_OFF) != SPILL_PAGE ||
+		pread(fd, page, SPILL_PAGE, SPILL_PROBE_OFF) != SPILL_PAGE)
+		r = errno ? -errno : -EIO;
+	free(pages);
+	return (int)FAULT_INT("spill.direct", r);
+}
+
+/* @why: 64 bytes: why not. */
+static void file_settle_direct(struct spill_file *file, char why[64])
+{
+	int flags = fcntl(file->fd, F_GETFL), r;
+	uint32_t align;
+
+	if (FAULT_INT("spill.direct.flag", 0) < 0 || fcntl(file->fd, F_SETFL, flags | O_DIRECT) < 0) {
+		snprintf(why, 64, "O_DIRECT refused by this file system");
+		return;
+	}
+	align = direct_alignment(file->fd);
+	r = align == UINT32_MAX ? -EINVAL : align > SPILL_PAGE ? -ERANGE : direct_try(file->fd);
+	if (r == 0) {
+		file->direct = true;
+		return;
+	}
+	fcntl(file->fd, F_SETFL, flags & ~O_DIRECT);
+	if (r == -ERANGE)
+		snprintf(why, 64, "O_DIRECT would need %u-byte alignment", align);
+	else
+		snprintf(why, 64, "O_DIRECT refused: %.40s", strerror(-r));
+}
+
+/* ---- the interface ---- */
+
+int spill_file_open(struct spill_file *file, const struct spill_opts *opts, char note[128], char message[256])
+{
+	uint64_t segment_bytes = choose_segment_bytes(opts);
+	char why[64] = "";
+	struct stat st;
+	int r;
+
+	memset(file, 0, sizeof(*file));
+	file->fd = -1;
+	note[0] = 0;
+	if (count_segments(opts->capacity, segment_bytes) < 3 || segment_bytes < SPILL_SEGMENT_MIN ||
+		segment_bytes > SPILL_SEGMENT_MAX) {
+		snprintf(message, 256,
+			"spill capacity of %" PRIu64 " bytes is too small: 3 segments of %" PRIu64
+			" and %u are needed; raise SIZE in --spill DIR:SIZE",
+			opts->capacity, segment_bytes > SPILL_SEGMENT_MIN ? segment_bytes : SPILL_SEGMENT_MIN,
+			SPILL_SUPER_AREA);
+		return -EINVAL;
+	}
+	if (snprintf(file->path, sizeof(file->path), "%s/" SPILL_STORE_NAME, opts->dir) >=
+		(int)sizeof(file->path) - 8) {
+		snprintf(message, 256, "spill directory's name is too long: %.100s...", opts->dir);
+		return -ENAMETOOLONG;
+	}
+	r = file_open_locked(file, message);
+	if (r == 0)
+		r = file_settle_super(file, opts, note, message);
+	if (r == 0 && fstat(file->fd, &st) < 0)
+		r = -errno;
+	if (r < 0) {
+		spill_file_close(file);
+		return r;
+	}
+	file->bytes = (uint64_t)st.st_size;
+	file_settle_direct(file, why);
+	snprintf(message, 256, "%s", file->direct ? "O_DIRECT" : why);
+	if (!file->direct)
+		snprintf(message + strlen(message), 256 - strlen(message), ", so through the page cache");
+	return 0;
+}
+
+void spill_file_close(struct spill_file *file)
+{
+	if (file->fd >= 0)
+		close(file->fd);
+	file->fd = -1;
+}

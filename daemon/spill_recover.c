@@ -1,0 +1,262 @@
+/*
+ * spill_recover.c - what is in a store: read the headers of all segments, then tell the caller in the order of the log
+ *
+ * Segments are read side by side, each from record to record: a header says how far it is to the next.  The first page
+ * that is no record of this use of the segment ends it: end of the log, a torn write, or leftovers of an earlier use.
+ * Only headers are read; data is checked when it is asked for.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "loop.h"
+#include "spill_store.h"
+
+#define SCANS 32 /* segments at once */
+#define SCAN_BYTES 65536u /* read at once where records are small */
+#define SCAN_SMALL 32768u /* such records */
+
+struct scan {
+	struct io_op op;
+	struct recovery *recovery;
+	bool active;
+	uint32_t segment;
+	uint64_t at; /* the header wanted, in the segment */
+	uint64_t have_at, have; /* what is in the buffer */
+	uint64_t last_span;
+	bool shorter; /* the file ended within a longer read */
+	uint8_t *bytes;
+};
+
+/* What was found, until it is told. */
+struct finding {
+	struct spill_record *records;
+	uint32_t n, room;
+};
+
+struct recovery {
+	struct spill *spill;
+	struct finding *findings; /* by segment */
+	uint32_t next; /* segment to be scanned */
+	uint32_t n_done;
+	int error;
+	struct scan scans[SCANS];
+	uint8_t *bytes;
+};
+
+static int finding_add(struct finding *finding, const struct spill_record *record)
+{
+	if (finding->n == finding->room) {
+		uint32_t room = finding->room ? 2 * finding->room : 16;
+		struct spill_record *records = realloc(finding->records, room * sizeof(*records));
+
+		if (!records)
+			return -ENOMEM;
+		finding->records = records;
+		finding->room = room;
+	}
+	finding->records[finding->n++] = *record;
+	return 0;
+}
+
+static void scan_read(struct scan *scan);
+
+static void scan_start(struct scan *scan)
+{
+	struct recovery *recovery = scan->recovery;
+
+	scan->active = !recovery->error && recovery->next < recovery->spill->n_present;
+	if (!scan->active)
+		return;
+	scan->segment = recovery->next++;
+	scan->at = scan->have = scan->last_span = 0;
+	scan->shorter = false;
+	scan_read(scan);
+}
+
+static void scan_end(struct scan *scan)
+{
+	struct recovery *recovery = scan->recovery;
+	struct segment *segment = &recovery->spill->segments[scan->segment];
+
+	recovery->n_done++;
+	segment->used = scan->at;
+	segment->state = segment->n_records ? SEGMENT_FULL : SEGMENT_EMPTY;
+	scan_start(scan);
+}
+
+static struct spill_spot scan_spot(const struct scan *scan)
+{
+	const struct spill *spill = scan->recovery->spill;
+
+	return (struct spill_spot){.uuid = spill->file.super.uuid,
+		.sequence = spill->segments[scan->segment].sequence,
+		.off = segment_off(spill, scan->segment) + scan->at,
+		.room = spill->file.super.segment_bytes - scan->at};
+}
+
+/* One header. Return: bytes to the next; 0: the log ends here; -ENOMEM. */
+static int64_t scan_header(struct scan *scan, const uint8_t *page)
+{
+	struct spill *spill = scan->recovery->spill;
+	struct spill_spot spot = scan_spot(scan);
+	struct spill_record record;
+	struct spill_hash hash;
+
+	if (scan->at == 0) {
+		if (spill_segment_decode(page, &spot) < 0)
+			return 0;
+		spill->segments[scan->segment].sequence = spot.sequence;
+		return SPILL_PAGE;
+	}
+	if (spill_record_decode(page, &spot, &record, &hash) < 0)
+		return 0;
+	scan->last_span = spill_span(record.bytes);
+	if (segment_add(&spill->segments[scan->segment], scan->at, scan->last_span, RECORD_DEAD) < 0 ||
+		finding_add(&scan->recovery->findings[scan->segment], &record) < 0)
+		return -ENOMEM;
+	return (int64_t)scan->last_span;
+}
+
+static void scan_done(struct io_op *op, int64_t res)
+{
+	struct scan *scan = op->owner;
+	struct spill *spill = scan->recovery->spill;
+
+	if (res == -ENODATA && op->iov[0].iov_len > SPILL_PAGE) {
+		scan->shorter = true;
+		scan_read(scan);
+		return;
+	}
+	if (res < 0 && res != -ENODATA)
+		spill->stats.read_errors++;
+	scan->have_at = scan->at;
+	scan->have = res < 0 ? 0 : (uint64_t)res;
+	while (scan->at >= scan->have_at && scan->at + SPILL_PAGE <= scan->have_at + scan->have) {
+		int64_t span = scan_header(scan, scan->bytes + (scan->at - scan->have_at));
+
+		if (span < 0)
+			scan->recovery->error = (int)span;
+		if (span <= 0) {
+			scan_end(scan);
+			return;
+		}
+		scan->at += (uint64_t)span;
+	}
+	if (res < 0 || scan->at + SPILL_PAGE > spill->file.super.segment_bytes)
+		scan_end(scan);
+	else
+		scan_read(scan);
+}
+
+static void scan_read(struct scan *scan)
+{
+	struct spill *spill = scan->recovery->spill;
+	uint64_t n = scan->last_span && scan->last_span <= SCAN_SMALL && !scan->shorter ? SCAN_BYTES : SPILL_PAGE;
+
+	if (n > spill->file.super.segment_bytes - scan->at)
+		n = spill->file.super.segment_bytes - scan->at;
+	scan->op = (struct io_op){.kind = IO_READ,
+		.fd = spill->file.fd,
+		.off = segment_off(spill, scan->segment) + scan->at,
+		.iov[0] = {scan->bytes, n},
+		.n_iov = 1,
+		.done = scan_done,
+		.owner = scan};
+	io_submit(spill->io, &scan->op);
+}
+
+/* ---- telling ---- */
+
+struct order {
+	uint64_t sequence;
+	uint32_t segment;
+};
+
+static int order_compare(const void *a, const void *b)
+{
+	const struct order *x = a, *y = b;
+
+	return x->sequence < y->sequence ? -1 : x->sequence > y->sequence;
+}
+
+static void tell_segment(struct spill *spill, uint32_t i, const struct finding *finding)
+{
+	for (uint32_t k = 0; k < finding->n; k++) {
+		void *cookie = spill->opts.found(spill->opts.owner, &finding->records[k], segment_place(spill, i, k));
+
+		if (cookie)
+			segment_let_live(spill, i, k, cookie);
+	}
+}
+
+static int recovery_tell(struct recovery *recovery)
+{
+	struct spill *spill = recovery->spill;
+	struct order *order = calloc(spill->n_present ? spill->n_present : 1, sizeof(*order));
+	uint32_t n = 0;
+
+	if (!order)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < spill->n_present; i++)
+		if (spill->segments[i].state == SEGMENT_FULL)
+			order[n++] = (struct order){spill->segments[i].sequence, i};
+	qsort(order, n, sizeof(*order), order_compare);
+	for (uint32_t k = 0; k < n; k++)
+		tell_segment(spill, order[k].segment, &recovery->findings[order[k].segment]);
+	/* a start number that was lost, say in a copy put back: go on after what is there all the same */
+	if (n && order[n - 1].sequence >= spill->next_sequence)
+		spill->next_sequence = order[n - 1].sequence + 1;
+	free(order);
+	return 0;
+}
+
+/* ---- all of it ---- */
+
+static void recovery_progress(struct recovery *recovery, uint64_t *next_ns)
+{
+	struct spill *spill = recovery->spill;
+
+	if (!spill->opts.progress || loop_now() < *next_ns)
+		return;
+	spill->opts.progress(spill->opts.owner, recovery->n_done, spill->n_present);
+	*next_ns = loop_now() + SPILL_SECOND;
+}
+
+static int recovery_scan(struct recovery *recovery)
+{
+	uint64_t next_ns = loop_now() + SPILL_SECOND / 2;
+
+	for (unsigned i = 0; i < SCANS; i++) {
+		recovery->scans[i].recovery = recovery;
+		recovery->scans[i].bytes = recovery->bytes + (size_t)i * SCAN_BYTES;
+		scan_start(&recovery->scans[i]);
+	}
+	while (io_in_flight(recovery->spill->io)) {
+		io_wait(recovery->spill->io, loop_now() + SPILL_SECOND / 2);
+		recovery_progress(recovery, &next_ns);
+	}
+	return recovery->error;
+}
+
+int spill_recover(struct spill *spill)
+{
+	struct recovery *recovery = calloc(1, sizeof(*recovery));
+	int r = -ENOMEM;
+
+	if (!recovery)
+		return r;
+	recovery->spill = spill;
+	recovery->bytes = aligned_alloc(SPILL_PAGE, (size_t)SCANS * SCAN_BYTES);
+	recovery->findings = calloc(spill->n_present ? spill->n_present : 1, sizeof(*recovery->findings));
+	if (recovery->bytes && recovery->findings)
+		r = recovery_scan(recovery);
+	if (r == 0)
+		r = recovery_tell(recovery);
+	for (uint32_t i = 0; recovery->findings && i < spill->n_present; i++)
+		free(recovery->findings[i].records);
+	free(recovery->findings);
+	free(recovery->bytes);
+	free(recovery);
+	return r;
+}

@@ -1,0 +1,239 @@
+/*
+ * spill_segment.c - segments: which is written, which comes next, what lives in them
+ *
+ * See the drawing at enum segment_state.  The loop's thread.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "loop.h"
+#include "spill_store.h"
+
+#define NO_SPACE_WAIT_NS (30 * SPILL_SECOND) /* a full file system is asked again so much later */
+
+/* A place: 20 bits record + 1, 24 bits segment, 20 bits of the sequence number, which tell an earlier use. */
+#define PLACE_RECORD_BITS 20
+#define PLACE_SEGMENT_BITS 24
+
+uint64_t segment_off(const struct spill *spill, uint32_t i)
+{
+	return SPILL_SUPER_AREA + (uint64_t)i * spill->file.super.segment_bytes;
+}
+
+spill_place segment_place(const struct spill *spill, uint32_t i, uint32_t record)
+{
+	return spill->segments[i].sequence << (PLACE_RECORD_BITS + PLACE_SEGMENT_BITS) |
+	       (uint64_t)i << PLACE_RECORD_BITS | (record + 1);
+}
+
+struct record *segment_find(struct spill *spill, spill_place place, uint32_t *i)
+{
+	uint32_t record = (uint32_t)(place & ((1u << PLACE_RECORD_BITS) - 1));
+	struct segment *segment;
+
+	*i = (uint32_t)(place >> PLACE_RECORD_BITS & ((1u << PLACE_SEGMENT_BITS) - 1));
+	if (!record-- || *i >= spill->n_segments)
+		return NULL;
+	segment = &spill->segments[*i];
+	if (record >= segment->n_records || segment_place(spill, *i, record) != place)
+		return NULL;
+	return &segment->records[record];
+}
+
+/* ---- records ---- */
+
+int64_t segment_add(struct segment *segment, uint64_t off, uint64_t span, enum record_state state)
+{
+	if (segment->n_records == segment->room) {
+		uint32_t room = segment->room ? 2 * segment->room : 16;
+		struct record *records = realloc(segment->records, room * sizeof(*records));
+
+		if (!records)
+			return -ENOMEM;
+		segment->records = records;
+		segment->room = room;
+	}
+	segment->records[segment->n_records] = (struct record){
+		.page = (uint32_t)(off / SPILL_PAGE), .pages = (uint32_t)(span / SPILL_PAGE), .state = state};
+	return segment->n_records++;
+}
+
+void segment_let_live(struct spill *spill, uint32_t i, uint32_t index, void *cookie)
+{
+	struct segment *segment = &spill->segments[i];
+	struct record *record = &segment->records[index];
+
+	record->state = RECORD_LIVE;
+	record->cookie = cookie;
+	segment->n_live++;
+	spill->stats.live_records++;
+	spill->stats.live_bytes += (uint64_t)record->pages * SPILL_PAGE;
+}
+
+void segment_drop(struct spill *spill, uint32_t i, uint32_t index, bool tell)
+{
+	struct segment *segment = &spill->segments[i];
+	struct record *record = &segment->records[index];
+
+	if (record->state != RECORD_LIVE)
+		return;
+	record->state = RECORD_DEAD;
+	segment->n_live--;
+	spill->stats.live_records--;
+	spill->stats.live_bytes -= (uint64_t)record->pages * SPILL_PAGE;
+	if (!tell)
+		return;
+	spill->telling = true;
+	spill->opts.gone(spill->opts.owner, record->cookie);
+	spill->telling = false;
+}
+
+/* gone() may forget others here meanwhile; those are passed over. */
+void segment_drop_all(struct spill *spill, uint32_t i)
+{
+	for (uint32_t k = 0; k < spill->segments[i].n_records; k++)
+		segment_drop(spill, i, k, true);
+}
+
+/* ---- which segment ---- */
+
+static bool segment_is_busy(const struct segment *segment)
+{
+	return segment->n_readers || segment->n_writers;
+}
+
+static void segment_open(struct spill *spill, uint32_t i)
+{
+	struct segment *segment = &spill->segments[i];
+
+	assert(segment->state == SEGMENT_EMPTY && !segment->n_live && !segment_is_busy(segment));
+	assert(spill->open == SPILL_NO_SEGMENT);
+	segment->state = SEGMENT_OPEN;
+	segment->n_records = 0;
+	segment->used = SPILL_PAGE;
+	segment->sequence = spill->next_sequence++;
+	segment->dirty = segment->flush_failed = false;
+	spill->open = i;
+}
+
+void segment_close(struct spill *spill)
+{
+	if (spill->open == SPILL_NO_SEGMENT)
+		return;
+	spill->segments[spill->open].state = SEGMENT_FULL;
+	spill->open = SPILL_NO_SEGMENT;
+	/* a flush for each segment: bounds what a power cut or a failed flush takes, and what the page cache holds back */
+	spill_flush_own(spill);
+}
+
+static void segment_allocated(struct io_op *op, int64_t res)
+{
+	struct spill *spill = op->owner;
+
+	spill->allocating = false;
+	/* a file system without fallocate() gives room when it is written to */
+	if (res == 0 || res == -EOPNOTSUPP || res == -ENOSYS || res == -EINVAL) {
+		spill->segments[spill->n_present++].state = SEGMENT_EMPTY;
+		return;
+	}
+	spill->no_space_until_ns = loop_now() + NO_SPACE_WAIT_NS;
+	if (res != -ENOSPC && res != -EDQUOT && res != -EFBIG)
+		health_failed(spill, SPILL_NO_SEGMENT, "making the file longer", (int)-res);
+}
+
+void segment_no_space(struct spill *spill, uint32_t i, int err)
+{
+	spill->stats.write_errors++;
+	if (spill->open == i)
+		segment_close(spill);
+	spill->no_space_until_ns = loop_now() + NO_SPACE_WAIT_NS;
+	health_full(spill, err);
+}
+
+void segment_allocate(struct spill *spill)
+{
+	if (spill->allocating || spill->n_present >= spill->n_segments || loop_now() < spill->no_space_until_ns)
+		return;
+	spill->allocating = true;
+	spill->allocate_op = (struct io_op){.kind = IO_ALLOCATE,
+		.fd = spill->file.fd,
+		.off = segment_off(spill, spill->n_present),
+		.iov[0].iov_len = spill->file.super.segment_bytes,
+		.n_iov = 0,
+		.done = segment_allocated,
+		.owner = spill};
+	io_submit(spill->io, &spill->allocate_op);
+}
+
+static uint32_t segment_empty(const struct spill *spill)
+{
+	for (uint32_t i = 0; i < spill->n_present; i++)
+		if (spill->segments[i].state == SEGMENT_EMPTY)
+			return i;
+	return SPILL_NO_SEGMENT;
+}
+
+/* The segment to give up: one in which nothing lives, else the oldest. @busy: there are some, but in use. */
+static uint32_t segment_victim(const struct spill *spill, bool *busy)
+{
+	uint32_t best = SPILL_NO_SEGMENT;
+
+	*busy = false;
+	for (uint32_t i = 0; i < spill->n_present; i++) {
+		const struct segment *segment = &spill->segments[i];
+
+		if (segment->state != SEGMENT_FULL && !(segment->state == SEGMENT_BAD && segment->n_live))
+			continue;
+		if (segment_is_busy(segment)) {
+			*busy = true;
+			continue;
+		}
+		if (segment->state == SEGMENT_FULL && !segment->n_live)
+			return i;
+		if (best == SPILL_NO_SEGMENT || segment->sequence < spill->segments[best].sequence)
+			best = i;
+	}
+	return best;
+}
+
+/* Return: an empty segment; -EAGAIN; -ENOSPC. */
+static int64_t segment_reclaim(struct spill *spill)
+{
+	uint32_t i;
+	bool busy;
+
+	while ((i = segment_victim(spill, &busy)) != SPILL_NO_SEGMENT) {
+		struct segment *segment = &spill->segments[i];
+
+		spill->stats.reclaimed += segment->n_live;
+		segment_drop_all(spill, i);
+		if (segment->state == SEGMENT_BAD)
+			continue; /* its turn has come, but it must be proved good first */
+		segment->state = SEGMENT_EMPTY;
+		return i;
+	}
+	return busy ? -EAGAIN : -ENOSPC;
+}
+
+int64_t segment_for(struct spill *spill, uint64_t span)
+{
+	int64_t i;
+
+	if (spill->open != SPILL_NO_SEGMENT) {
+		if (spill->segments[spill->open].used + span <= spill->file.super.segment_bytes)
+			return spill->open;
+		segment_close(spill);
+	}
+	i = segment_empty(spill);
+	if (i == SPILL_NO_SEGMENT) {
+		segment_allocate(spill);
+		i = spill->allocating ? -EAGAIN : segment_reclaim(spill);
+	}
+	if (i < 0)
+		return i;
+	segment_open(spill, (uint32_t)i);
+	if (segment_empty(spill) == SPILL_NO_SEGMENT)
+		segment_allocate(spill); /* ahead of need */
+	return i;
+}

@@ -1,0 +1,194 @@
+/*
+ * spill_store.h - inside of spill.h: the store's file, its segments, its transfers
+ *
+ * spill.c the interface and the transfers, spill_file.c the file with its lock, superblock and alignment,
+ * spill_segment.c segments and their records, spill_health.c errors, quarantine and probes, spill_recover.c the start.
+ */
+#ifndef KVPOOL_SPILL_STORE_H
+#define KVPOOL_SPILL_STORE_H
+
+#include "io.h"
+#include "log.h"
+#include "spill.h"
+#include "spill_format.h"
+
+#define SPILL_STORE_NAME "kvpool.store"
+#define SPILL_NO_SEGMENT UINT32_MAX
+#define SPILL_SECOND 1000000000ull
+#define SPILL_PROBE_BYTES 65536u
+
+/* ---- spill_file.c ---- */
+
+struct spill_file {
+	int fd;
+	bool direct; /* O_DIRECT is on */
+	char path[512];
+	struct spill_super super;
+	uint64_t bytes; /* of the file, when it was opened */
+};
+
+/** spill_file_open() - lock, read or make the superblock, settle on O_DIRECT. @note: 128 bytes, what a person should know. */
+int spill_file_open(struct spill_file *file, const struct spill_opts *opts, char note[128], char message[256]);
+void spill_file_close(struct spill_file *file);
+/** spill_file_leave_direct() - go on through the page cache, and say so */
+void spill_file_leave_direct(struct spill_file *file, int err);
+
+/* ---- spill_segment.c ---- */
+
+/*
+ * A segment is ABSENT (the file does not reach so far), EMPTY, OPEN (records are appended), FULL, or BAD (a write or flush
+ * in it failed).
+ *
+ *	ABSENT -> EMPTY   allocated
+ *	EMPTY -> OPEN     segment_open(), one at a time
+ *	OPEN -> FULL      segment_close(): the next record does not fit
+ *	OPEN, FULL -> BAD segment_condemn()
+ *	FULL -> EMPTY     segment_reclaim(): oldest first; no transfer may be under way in it
+ *	BAD -> EMPTY      proved good by a probe of all that was written to, once no record lives in it
+ */
+enum segment_state {
+	SEGMENT_ABSENT,
+	SEGMENT_EMPTY,
+	SEGMENT_OPEN,
+	SEGMENT_FULL,
+	SEGMENT_BAD,
+};
+
+enum record_state {
+	RECORD_DEAD,
+	RECORD_WRITING,
+	RECORD_LIVE,
+};
+
+struct record {
+	uint32_t page; /* place in its segment */
+	uint32_t pages; /* header included */
+	enum record_state state;
+	void *cookie;
+};
+
+struct segment {
+	enum segment_state state;
+	bool dirty; /* something was written since the last good flush */
+	bool flush_failed; /* BAD: nothing in it counts, not even what is still being written */
+	uint32_t n_writers, n_readers; /* transfers under way */
+	uint32_t n_live, n_records, room;
+	uint64_t sequence;
+	uint64_t used; /* where the next record goes */
+	uint64_t dirty_serial; /* of the last write that ended here */
+	uint64_t probe_at_ns, backoff_ns; /* BAD */
+	struct record *records; /* in the order of the log */
+};
+
+/** segment_off() - where it begins in the file */
+uint64_t segment_off(const struct spill *spill, uint32_t i);
+spill_place segment_place(const struct spill *spill, uint32_t i, uint32_t record);
+/** segment_find() - Return: the record of a place, with *i; NULL: it is of an earlier use of the segment. */
+struct record *segment_find(struct spill *spill, spill_place place, uint32_t *i);
+/** segment_add() - append to the table. Return: index; -ENOMEM. */
+int64_t segment_add(struct segment *segment, uint64_t off, uint64_t span, enum record_state state);
+void segment_let_live(struct spill *spill, uint32_t i, uint32_t record, void *cookie);
+/** segment_drop() - @record is dead; its cookie is told when @tell */
+void segment_drop(struct spill *spill, uint32_t i, uint32_t record, bool tell);
+void segment_drop_all(struct spill *spill, uint32_t i);
+
+/** segment_for() - the open segment with room for @span. Return: its index; -EAGAIN; -ENOSPC. */
+int64_t segment_for(struct spill *spill, uint64_t span);
+void segment_close(struct spill *spill);
+/** segment_no_space() - the file system had no room for what was written to @i: it is closed, the store full for a while */
+void segment_no_space(struct spill *spill, uint32_t i, int err);
+/** segment_allocate() - make the file one segment longer, in the background */
+void segment_allocate(struct spill *spill);
+
+/* ---- spill_health.c ---- */
+
+enum probe_stage {
+	PROBE_IDLE,
+	PROBE_WRITE,
+	PROBE_SYNC,
+	PROBE_READ,
+};
+
+struct probe {
+	enum probe_stage stage;
+	uint32_t segment; /* SPILL_NO_SEGMENT: the store, at SPILL_PROBE_OFF */
+	uint64_t at, end;
+	uint8_t *bytes;
+	struct io_op op;
+};
+
+struct health {
+	enum spill_state state; /* UP, DOWN or FULL */
+	int last_errno;
+	uint64_t probe_at_ns, backoff_ns;
+	char what[224]; /* went wrong, and since when */
+	struct probe probe;
+	struct log_limit limit;
+};
+
+/** health_failed() - a transfer of @i failed: the segment is set aside, the store goes down */
+void health_failed(struct spill *spill, uint32_t i, const char *what, int err);
+/** health_flush_failed() - everything written since the last good flush is gone */
+void health_flush_failed(struct spill *spill, int err);
+/** health_full() - the file system gives nothing. */
+void health_full(struct spill *spill, int err);
+void health_tick(struct spill *spill);
+
+/* ---- spill_recover.c ---- */
+
+/** spill_recover() - find the records of all segments, tell found(). Return: 0; -ENOMEM. */
+int spill_recover(struct spill *spill);
+
+/* ---- spill.c ---- */
+
+enum transfer_kind {
+	TRANSFER_WRITE,
+	TRANSFER_READ,
+	TRANSFER_FLUSH,
+	TRANSFER_LOST, /* a read of a record that is no more: ends through the engine like the others */
+};
+
+struct transfer {
+	struct transfer *next; /* while free */
+	struct spill *spill;
+	struct io_op op;
+	enum transfer_kind kind;
+	uint32_t segment, index; /* of the record */
+	spill_place place;
+	struct spill_record record;
+	bool direct; /* as it was submitted */
+	uint64_t serial; /* FLUSH: what was written up to here */
+	void *cookie;
+	spill_done_fn done;
+	void *owner;
+	uint8_t *head; /* two pages: for a segment's header and a record's */
+};
+
+struct spill {
+	struct spill_opts opts;
+	struct spill_file file;
+	struct io *io;
+	struct health health;
+
+	struct segment *segments;
+	uint32_t n_segments; /* as the capacity allows */
+	uint32_t n_present; /* the file reaches so far */
+	uint32_t open; /* or SPILL_NO_SEGMENT */
+	uint64_t next_sequence;
+	uint64_t write_serial; /* writes ended */
+	bool allocating;
+	struct io_op allocate_op;
+	uint64_t no_space_until_ns;
+
+	struct transfer *transfers, *free_transfers;
+	uint8_t *heads;
+	unsigned n_transfers, n_writes, max_writes; /* n_transfers: all there are */
+	unsigned n_used;
+	bool telling; /* inside gone(): no transfer may be started */
+	struct spill_stats stats;
+};
+
+/** spill_flush_own() - as spill_flush(), for the store itself; without effect when no transfer is free */
+void spill_flush_own(struct spill *spill);
+
+#endif

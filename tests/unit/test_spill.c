@@ -1,0 +1,834 @@
+/* test_spill.c - the spill store: round trips, space, recovery, damage, with both I/O engines */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <signal.h>
+#include <sys/mount.h>
+
+#include "refuse.h"
+#include "spill_fixture.h"
+
+#define MIB (1ull << 20)
+
+static bool with_uring = true, with_threads = false;
+
+static int setup(void **state)
+{
+	struct fixture *f = fixture_new(*(bool *)*state, 64 * MIB, 4 * MIB);
+
+	*state = f;
+	return fixture_open(f);
+}
+
+static int teardown(void **state)
+{
+	fixture_free(*state);
+	return 0;
+}
+
+/* ---- round trips ---- */
+
+static void the_message_names_the_engine_and_o_direct(void **state)
+{
+	struct fixture *f = *state;
+
+	assert_non_null(strstr(f->message, f->opts.use_uring ? "by io_uring" : "threads"));
+	assert_non_null(strstr(f->message, stats_of(f).direct ? "O_DIRECT" : "page cache"));
+	assert_int_equal(stats_of(f).uring, f->opts.use_uring);
+}
+
+static const uint64_t sizes[] = {1, 512, 4096, 5000, 12288, 12289, BLOCK_MAX};
+#define SIZES (sizeof(sizes) / sizeof(sizes[0]))
+
+static void blocks_of_any_size_come_back_exact(void **state)
+{
+	struct fixture *f = *state;
+
+	for (unsigned k = 0; k < SIZES; k++)
+		assert_int_equal(put(f, k, sizes[k]), 0);
+	for (unsigned k = 0; k < SIZES; k++)
+		assert_int_equal(get(f, k), 0);
+	assert_int_equal(stats_of(f).writes, SIZES);
+	assert_int_equal(stats_of(f).reads, SIZES);
+	assert_int_equal(stats_of(f).live_records, SIZES);
+	assert_true(store_adds_up(f));
+}
+
+static void blocks_of_any_size_come_back_after_a_restart(void **state)
+{
+	struct fixture *f = *state;
+
+	for (unsigned k = 0; k < SIZES; k++)
+		assert_int_equal(put(f, k, sizes[k]), 0);
+	assert_int_equal(fixture_reopen(f), 0);
+	assert_int_equal(f->n_found, SIZES);
+	assert_int_equal(stats_of(f).live_records, SIZES);
+	for (unsigned k = 0; k < SIZES; k++)
+		assert_int_equal(get(f, k), 0);
+	assert_true(store_adds_up(f));
+}
+
+static void without_o_direct_it_is_the_same(void **state)
+{
+	struct fixture *f = *state;
+
+	fixture_close(f);
+	fault_arm("spill.direct.flag=-EINVAL");
+	assert_int_equal(fixture_open(f), 0);
+	assert_false(stats_of(f).direct);
+	assert_non_null(strstr(f->message, "page cache"));
+	blocks_of_any_size_come_back_exact(state);
+	assert_int_equal(fixture_reopen(f), 0);
+	for (unsigned k = 0; k < SIZES; k++)
+		assert_int_equal(get(f, k), 0);
+}
+
+static void many_at_once_come_back_exact(void **state)
+{
+	enum { N = 300 };
+	struct fixture *f = *state;
+	uint8_t *memory = aligned_alloc(4096, N * 8192);
+	unsigned again = 0;
+
+	for (unsigned pass = 0; pass < 2; pass++) {
+		for (unsigned k = 0; k < N; k++) {
+			struct block *b = &f->blocks[k];
+			struct spill_record record;
+			int r;
+
+			b->bytes = 4097 + k;
+			b->done = false;
+			record = block_record(b);
+			if (pass == 0)
+				block_fill(b, memory + 8192 * k);
+			else
+				memset(memory + 8192 * k, 0, 8192);
+			while ((r = pass == 0 ? spill_write(f->spill, &record, memory + 8192 * k, b, block_done, b)
+					      : spill_read(f->spill, b->place, &record, memory + 8192 * k, block_done,
+							b)) == -EAGAIN) {
+				again++;
+				spill_wait(f->spill, loop_now() + SPILL_SECOND);
+			}
+			assert_int_equal(r, 0);
+		}
+		settle(f);
+		for (unsigned k = 0; k < N; k++) {
+			assert_true(f->blocks[k].done);
+			assert_int_equal(f->blocks[k].res, 0);
+		}
+	}
+	for (unsigned k = 0; k < N; k++)
+		assert_true(block_is(&f->blocks[k], memory + 8192 * k));
+	assert_true(again > 0); /* the queue is bounded */
+	assert_true(store_adds_up(f));
+	free(memory);
+}
+
+static void what_does_not_fit_a_segment_is_refused(void **state)
+{
+	struct fixture *f = *state;
+	struct spill_record record = block_record(&f->blocks[0]);
+
+	record.bytes = 0;
+	assert_int_equal(spill_write(f->spill, &record, f->out, f, block_done, f), -EINVAL);
+	record.bytes = 4 * MIB - 8192 + 1;
+	assert_int_equal(spill_write(f->spill, &record, f->out, f, block_done, f), -EFBIG);
+	record.bytes = UINT64_MAX;
+	assert_int_equal(spill_write(f->spill, &record, f->out, f, block_done, f), -EFBIG);
+}
+
+static void a_forgotten_record_is_not_read_and_not_told_gone(void **state)
+{
+	struct fixture *f = *state;
+	spill_place place;
+
+	assert_int_equal(put(f, 1, 5000), 0);
+	place = f->blocks[1].place;
+	spill_forget(f->spill, place);
+	assert_int_equal(stats_of(f).live_records, 0);
+	assert_int_equal(stats_of(f).live_bytes, 0);
+	spill_forget(f->spill, place);
+	assert_int_equal(get(f, 1), -EBADMSG);
+	assert_int_equal(f->n_gone, 0);
+	assert_true(store_adds_up(f));
+}
+
+/* ---- identity ---- */
+
+static void a_record_asked_for_under_another_name_is_refused(void **state)
+{
+	struct fixture *f = *state;
+
+	for (unsigned what = 0; what < 5; what++) {
+		struct block *b = &f->blocks[what];
+		struct spill_record record;
+
+		assert_int_equal(put(f, what, 5000), 0);
+		record = block_record(b);
+		record.ns_id += what == 0;
+		record.key.w[0] ^= what == 1;
+		record.key.w[1] ^= what == 2 ? 1ull << 63 : 0;
+		record.bytes -= what == 3; /* same pages, other length */
+		record.used_tokens += what == 4;
+		b->done = false;
+		assert_int_equal(spill_read(f->spill, b->place, &record, f->in, block_done, b), 0);
+		settle(f);
+		assert_true(b->done);
+		assert_int_equal(b->res, -EBADMSG);
+		assert_int_equal(b->n_gone, 1);
+	}
+	assert_int_equal(stats_of(f).damaged, 5);
+}
+
+static void edit(const struct fixture *f, uint64_t off, void *bytes, size_t n, bool write_it)
+{
+	int fd = open(f->path, O_RDWR | O_CLOEXEC);
+
+	assert_true(fd >= 0);
+	if (write_it)
+		assert_int_equal(pwrite(fd, bytes, n, (off_t)off), n);
+	else
+		assert_int_equal(pread(fd, bytes, n, (off_t)off), n);
+	close(fd);
+}
+
+/* Where block @k's header lies in the file. */
+static uint64_t block_off(struct fixture *f, unsigned k)
+{
+	uint32_t i;
+	struct record *record = segment_find(f->spill, f->blocks[k].place, &i);
+
+	assert_non_null(record);
+	return segment_off(f->spill, i) + (uint64_t)record->page * SPILL_PAGE;
+}
+
+static void two_records_swapped_on_disk_are_both_refused(void **state)
+{
+	struct fixture *f = *state;
+	uint64_t off[2], span = spill_span(12288);
+
+	/* whole records, then only headers, then only data */
+	for (unsigned what = 0; what < 3; what++) {
+		uint64_t from = what == 2 ? SPILL_PAGE : 0, n = what == 1 ? SPILL_PAGE : span - from;
+
+		assert_int_equal(put(f, 1, 12288), 0);
+		assert_int_equal(put(f, 2, 12288), 0);
+		assert_int_equal(put(f, 3, 12288), 0);
+		off[0] = block_off(f, 1);
+		off[1] = block_off(f, 2);
+		fixture_close(f);
+		edit(f, off[0] + from, f->out, n, false);
+		edit(f, off[1] + from, f->in, n, false);
+		edit(f, off[0] + from, f->in, n, true);
+		edit(f, off[1] + from, f->out, n, true);
+		assert_int_equal(fixture_open(f), 0);
+		for (unsigned k = 1; k <= 2; k++) {
+			int r = get(f, k);
+
+			assert_true(r == -EBADMSG || r == -ENOENT);
+			assert_int_equal(f->blocks[k].place, 0);
+		}
+		if (what == 2) {
+			assert_int_equal(stats_of(f).damaged, 2);
+			assert_int_equal(get(f, 3), 0);
+		}
+		fixture_close(f);
+		unlink(f->path);
+		assert_int_equal(fixture_open(f), 0);
+	}
+}
+
+/* ---- damage ---- */
+
+static void a_flipped_bit_anywhere_is_damage_or_absence_never_wrong_bytes(void **state)
+{
+	enum { N = 12, ROUNDS = 400 };
+	struct fixture *f = *state;
+	uint64_t end, whole;
+	uint8_t *image;
+	unsigned seed = 12345, damaged = 0, absent = 0, exact = 0;
+
+	for (unsigned k = 0; k < N; k++)
+		assert_int_equal(put(f, k, 100 + 1000 * k), 0);
+	end = block_off(f, N - 1) + spill_span(100 + 1000 * (N - 1));
+	fixture_close(f);
+	whole = file_bytes(f, NULL);
+	assert_true(whole >= end);
+	image = malloc(end);
+	edit(f, 0, image, end, false);
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		uint64_t at = (uint64_t)rand_r(&seed) % (end - SPILL_SUPER_AREA) + SPILL_SUPER_AREA;
+		uint8_t byte = image[at] ^ (uint8_t)(1u << rand_r(&seed) % 8);
+
+		if (round < 64) /* each field of the first pages too */
+			at = SPILL_SUPER_AREA + (round % 2) * SPILL_PAGE + 4 * (round / 2), byte = image[at] ^ 0x10;
+		edit(f, at, &byte, 1, true);
+		assert_int_equal(fixture_open(f), 0);
+		for (unsigned k = 0; k < N; k++) {
+			int r = get(f, k);
+
+			assert_true(r == 0 || r == -EBADMSG || r == -ENOENT);
+			if (r == 0)
+				assert_true(f->blocks[k].bytes == 100 + 1000 * k);
+			exact += r == 0;
+			damaged += r == -EBADMSG;
+			absent += r == -ENOENT;
+		}
+		assert_true(store_adds_up(f));
+		fixture_close(f);
+		edit(f, 0, image, end, true); /* the start wrote its superblock */
+	}
+	assert_true(damaged > ROUNDS / 10 && absent > ROUNDS / 10 && exact > ROUNDS);
+	free(image);
+	assert_int_equal(fixture_open(f), 0);
+}
+
+static void damage_is_counted_told_and_then_forgotten(void **state)
+{
+	struct fixture *f = *state;
+	uint8_t byte;
+	uint64_t off;
+
+	assert_int_equal(put(f, 1, 20000), 0);
+	assert_int_equal(put(f, 2, 20000), 0);
+	off = block_off(f, 1) + SPILL_PAGE + 19999;
+	fixture_close(f);
+	edit(f, off, &byte, 1, false);
+	byte ^= 1;
+	edit(f, off, &byte, 1, true);
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(get(f, 1), -EBADMSG);
+	assert_int_equal(f->blocks[1].n_gone, 1);
+	assert_int_equal(stats_of(f).damaged, 1);
+	assert_int_equal(stats_of(f).live_records, 1);
+	assert_int_equal(get(f, 2), 0);
+	assert_int_equal(stats_of(f).state, SPILL_UP);
+}
+
+static void a_damaged_superblock_is_moved_aside_and_a_new_store_begun(void **state)
+{
+	struct fixture *f = *state;
+	char aside[128];
+	uint8_t junk[2 * SPILL_PAGE];
+
+	snprintf(aside, sizeof(aside), "%s.bad", f->path);
+	for (unsigned what = 0; what < 2; what++) {
+		assert_int_equal(put(f, 1, 20000), 0);
+		fixture_close(f);
+		if (what == 0) {
+			memset(junk, 0xa5, sizeof(junk));
+		} else { /* of another version, checksum and all */
+			struct spill_super super = {.segment_bytes = 4 * MIB, .start = 3};
+
+			for (unsigned copy = 0; copy < 2; copy++) {
+				spill_super_encode(junk + copy * SPILL_PAGE, &super);
+				junk[copy * SPILL_PAGE + 8] = 77;
+			}
+		}
+		edit(f, 0, junk, sizeof(junk), true);
+		assert_int_equal(fixture_open(f), 0);
+		assert_non_null(strstr(f->message, "moved aside"));
+		assert_int_equal(f->n_found, 0);
+		assert_int_equal(access(aside, F_OK), 0);
+		assert_int_equal(put(f, 1, 20000), 0);
+		assert_int_equal(get(f, 1), 0);
+	}
+}
+
+static void one_damaged_copy_of_the_superblock_loses_nothing(void **state)
+{
+	struct fixture *f = *state;
+	uint8_t junk[SPILL_PAGE];
+
+	memset(junk, 0xa5, sizeof(junk));
+	assert_int_equal(put(f, 1, 20000), 0);
+	for (unsigned copy = 0; copy < 2; copy++) {
+		assert_int_equal(fixture_reopen(f), 0); /* both copies are written by now */
+		fixture_close(f);
+		edit(f, copy * SPILL_PAGE, junk, sizeof(junk), true);
+		assert_int_equal(fixture_open(f), 0);
+		assert_null(strstr(f->message, "moved aside"));
+		assert_int_equal(get(f, 1), 0);
+	}
+}
+
+static void a_store_cut_short_or_emptied_opens_with_what_is_left(void **state)
+{
+	struct fixture *f = *state;
+	uint64_t off;
+
+	assert_int_equal(put(f, 1, 20000), 0);
+	assert_int_equal(put(f, 2, 20000), 0);
+	off = block_off(f, 2);
+	fixture_close(f);
+	assert_int_equal(truncate(f->path, (off_t)(off + SPILL_PAGE + 5)), 0);
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(get(f, 1), 0);
+	assert_int_equal(get(f, 2), -EBADMSG);
+	assert_int_equal(put(f, 3, 20000), 0);
+	assert_int_equal(get(f, 3), 0);
+	fixture_close(f);
+	assert_int_equal(truncate(f->path, 0), 0);
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(f->n_found, 0);
+	assert_int_equal(put(f, 3, 20000), 0);
+	assert_int_equal(get(f, 3), 0);
+}
+
+static void a_file_cut_under_a_running_store_is_damage_not_a_crash(void **state)
+{
+	struct fixture *f = *state;
+
+	assert_int_equal(put(f, 1, 20000), 0);
+	assert_int_equal(truncate(f->path, SPILL_SUPER_AREA), 0);
+	assert_int_equal(get(f, 1), -EBADMSG);
+	assert_int_equal(put(f, 2, 20000), 0);
+	assert_int_equal(get(f, 2), 0);
+}
+
+/* ---- space ---- */
+
+static void the_file_never_outgrows_its_capacity_and_the_oldest_go_first(void **state)
+{
+	enum { N = 400 };
+	struct fixture *f = *state;
+	unsigned oldest = 0;
+
+	for (unsigned k = 0; k < N; k++) { /* 3 times the capacity */
+		uint64_t allocated;
+
+		assert_int_equal(put(f, k, 500000), 0);
+		assert_true(file_bytes(f, &allocated) <= f->opts.capacity);
+		assert_true(allocated <= f->opts.capacity + 65536); /* and the file system's own */
+		assert_true(file_bytes(f, NULL) <= stats_of(f).used_bytes + 4 * MIB);
+		/* exactly a tail of the log is there */
+		while (oldest < k && !f->blocks[oldest].place)
+			oldest++;
+		for (unsigned i = oldest; i <= k; i++)
+			assert_true(f->blocks[i].place != 0);
+		assert_true(store_adds_up(f));
+	}
+	assert_int_equal(f->n_gone, oldest);
+	assert_int_equal(stats_of(f).reclaimed, oldest);
+	assert_true(N - oldest > 90); /* 15 segments of 8, one of them just opened */
+	for (unsigned k = oldest; k < N; k++)
+		assert_int_equal(get(f, k), 0);
+	assert_int_equal(fixture_reopen(f), 0);
+	for (unsigned k = oldest; k < N; k++)
+		assert_int_equal(get(f, k), 0);
+	for (unsigned k = 0; k < oldest; k++)
+		assert_int_equal(f->blocks[k].n_found, 0);
+}
+
+static void a_segment_without_living_records_is_taken_before_the_oldest(void **state)
+{
+	enum { N = 119 }; /* 8 in each of 15 segments, less one */
+	struct fixture *f = *state;
+
+	for (unsigned k = 0; k < N; k++)
+		assert_int_equal(put(f, k, 500000), 0);
+	for (unsigned k = 40; k < 48; k++) {
+		spill_forget(f->spill, f->blocks[k].place);
+		f->blocks[k].place = 0;
+	}
+	for (unsigned k = N; k < N + 9; k++)
+		assert_int_equal(put(f, k, 500000), 0);
+	assert_int_equal(f->n_gone, 0);
+	assert_int_equal(put(f, N + 9, 500000), 0);
+	assert_int_equal(f->n_gone, 8);
+	assert_int_equal(f->blocks[0].place, 0);
+	assert_int_equal(get(f, 8), 0);
+}
+
+static void gone_may_forget_others_of_the_same_segment(void **state)
+{
+	enum { N = 120 };
+	struct fixture *f = *state;
+
+	for (unsigned k = 0; k < N; k++)
+		assert_int_equal(put(f, k, 500000), 0);
+	f->forget_on_gone = &f->blocks[3];
+	assert_int_equal(put(f, N, 500000), 0);
+	assert_int_equal(f->n_gone, 7); /* not told of number 3 */
+	assert_int_equal(f->blocks[3].n_gone, 0);
+	assert_true(store_adds_up(f));
+}
+
+struct slow_read {
+	struct fixture *f;
+	unsigned n;
+};
+
+static void a_segment_is_not_reused_while_it_is_read(void **state)
+{
+	enum { N = 120 };
+	struct fixture *f = *state;
+	struct spill_record record;
+	uint8_t *memory = aligned_alloc(4096, BLOCK_MAX);
+
+	for (unsigned k = 0; k < N; k++)
+		assert_int_equal(put(f, k, 500000), 0);
+	record = block_record(&f->blocks[0]);
+	f->blocks[0].done = false;
+	assert_int_equal(spill_read(f->spill, f->blocks[0].place, &record, memory, block_done, &f->blocks[0]), 0);
+	/* the next write takes a segment, and it is not the one being read, the oldest */
+	f->blocks[N].bytes = 500000;
+	record = block_record(&f->blocks[N]);
+	block_fill(&f->blocks[N], f->out);
+	assert_int_equal(spill_write(f->spill, &record, f->out, &f->blocks[N], block_done, &f->blocks[N]), 0);
+	assert_int_equal(f->blocks[0].n_gone, 0);
+	assert_int_equal(f->blocks[8].n_gone, 1);
+	settle(f);
+	assert_int_equal(f->blocks[0].res, 0);
+	assert_true(block_is(&f->blocks[0], memory));
+	assert_int_equal(get(f, N), 0);
+	free(memory);
+}
+
+static void a_segment_that_can_be_had_after_a_completion_is_eagain_not_enospc(void **state)
+{
+	struct fixture *f = *state;
+	struct spill_record record;
+	uint8_t *memory = aligned_alloc(4096, 16 * BLOCK_MAX);
+	unsigned k, n_read = 0;
+	int r;
+
+	fixture_close(f);
+	unlink(f->path);
+	f->opts.capacity = SPILL_SUPER_AREA + 12 * MIB; /* 3 segments */
+	assert_int_equal(fixture_open(f), 0);
+	for (k = 0; k < 3; k++)
+		assert_int_equal(put(f, k, BLOCK_MAX), 0);
+	for (unsigned i = 0; i < 3; i++) { /* all are read at once */
+		record = block_record(&f->blocks[i]);
+		f->blocks[i].done = false;
+		assert_int_equal(spill_read(f->spill, f->blocks[i].place, &record, memory + i * BLOCK_MAX, block_done,
+					 &f->blocks[i]),
+			0);
+		n_read++;
+	}
+	f->blocks[k].bytes = BLOCK_MAX;
+	record = block_record(&f->blocks[k]);
+	block_fill(&f->blocks[k], f->out);
+	r = spill_write(f->spill, &record, f->out, &f->blocks[k], block_done, &f->blocks[k]);
+	assert_int_equal(r, -EAGAIN);
+	settle(f);
+	for (unsigned i = 0; i < n_read; i++)
+		assert_true(block_is(&f->blocks[i], memory + i * BLOCK_MAX));
+	assert_int_equal(put(f, k, BLOCK_MAX), 0);
+	free(memory);
+}
+
+static void less_capacity_than_before_is_kept_to_at_once(void **state)
+{
+	struct fixture *f = *state;
+
+	for (unsigned k = 0; k < 100; k++)
+		assert_int_equal(put(f, k, 500000), 0);
+	fixture_close(f);
+	f->opts.capacity = 24 * MIB;
+	assert_int_equal(fixture_open(f), 0);
+	assert_true(file_bytes(f, NULL) <= 24 * MIB);
+	for (unsigned k = 0; k < 100; k++)
+		if (f->blocks[k].place)
+			assert_int_equal(get(f, k), 0);
+	assert_true(f->n_found >= 30);
+	for (unsigned k = 100; k < 200; k++) {
+		assert_int_equal(put(f, k, 500000), 0);
+		assert_true(file_bytes(f, NULL) <= 24 * MIB);
+	}
+}
+
+static void a_capacity_too_small_is_refused_with_the_number(void **state)
+{
+	struct fixture *f = *state;
+
+	fixture_close(f);
+	f->opts.capacity = 11 * MIB;
+	assert_int_equal(fixture_open(f), -EINVAL);
+	assert_non_null(strstr(f->message, "too small"));
+	f->opts.segment_bytes = 0;
+	f->opts.capacity = 200000;
+	assert_int_equal(fixture_open(f), -EINVAL);
+	f->opts.capacity = 300000;
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(put(f, 1, 20000), 0);
+}
+
+static void segments_are_chosen_to_hold_the_longest_block_we_know_of(void **state)
+{
+	static const struct {
+		uint64_t capacity, block;
+	} cases[] = {{64 * MIB, 0}, {1024 * MIB, 0}, {64 * MIB, 2 * MIB}, {16 * MIB, 5 * MIB}, {1024 * MIB, 5 * MIB},
+		{400 * MIB, 100 * MIB}, {1ull << 40, 2 * MIB}};
+	struct fixture *f = *state;
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		uint64_t segment_bytes, n;
+
+		fixture_close(f);
+		unlink(f->path);
+		f->opts.segment_bytes = 0;
+		f->opts.capacity = cases[i].capacity;
+		f->opts.largest_block = cases[i].block;
+		assert_int_equal(fixture_open(f), 0);
+		segment_bytes = f->spill->file.super.segment_bytes;
+		n = f->spill->n_segments;
+		assert_true(n >= 3 && segment_bytes <= 101 * MIB);
+		if (!cases[i].block)
+			continue;
+		assert_true(spill_span(cases[i].block) + SPILL_PAGE <= segment_bytes);
+		/* at most an eighth of the room lies idle, where records are small enough for a choice */
+		if (cases[i].capacity / cases[i].block >= 32)
+			assert_true(n * ((segment_bytes - SPILL_PAGE) / spill_span(cases[i].block)) *
+					    spill_span(cases[i].block) >=
+				    cases[i].capacity / 8 * 7);
+	}
+}
+
+/* ---- order of the log ---- */
+
+static void of_a_key_written_twice_the_later_record_is_the_last_found(void **state)
+{
+	struct fixture *f = *state;
+
+	for (unsigned round = 0; round < 9; round++) {
+		assert_int_equal(put_version(f, 1, 5000 + 1000 * round, round), 0);
+		for (unsigned k = 10; k < 13; k++)
+			assert_int_equal(put_version(f, k, 1000000, round), 0);
+	}
+	assert_int_equal(fixture_reopen(f), 0);
+	assert_true(f->blocks[1].n_found > 1);
+	assert_int_equal(f->blocks[1].version, 8);
+	assert_int_equal(f->blocks[1].bytes, 13000);
+	assert_int_equal(get(f, 1), 0);
+	assert_int_equal(stats_of(f).live_records, 4);
+	assert_true(store_adds_up(f));
+}
+
+static void each_start_goes_on_in_a_segment_of_its_own(void **state)
+{
+	struct fixture *f = *state;
+	uint64_t last = 0;
+
+	for (unsigned start = 0; start < 30; start++) { /* more starts than segments */
+		uint32_t i;
+
+		assert_int_equal(put(f, start, 5000), 0);
+		segment_find(f->spill, f->blocks[start].place, &i);
+		assert_int_equal(f->spill->segments[i].n_records, 1);
+		assert_true(f->spill->segments[i].sequence > last);
+		last = f->spill->segments[i].sequence;
+		assert_int_equal(fixture_reopen(f), 0);
+		assert_int_equal(get(f, start), 0);
+		assert_true(file_bytes(f, NULL) <= f->opts.capacity);
+	}
+	assert_true(f->n_found >= 14);
+}
+
+static void leftovers_of_an_earlier_use_of_a_segment_are_not_found(void **state)
+{
+	struct fixture *f = *state;
+	uint32_t i;
+
+	fixture_close(f);
+	unlink(f->path);
+	f->opts.capacity = SPILL_SUPER_AREA + 12 * MIB;
+	assert_int_equal(fixture_open(f), 0);
+	for (unsigned k = 0; k < 8 * 3; k++) /* all segments full */
+		assert_int_equal(put(f, k, 500000), 0);
+	for (unsigned k = 100; k < 102; k++) /* some are used again, but only their beginnings */
+		assert_int_equal(put(f, k, 500000), 0);
+	segment_find(f->spill, f->blocks[101].place, &i);
+	assert_int_equal(fixture_reopen(f), 0);
+	for (unsigned k = 0; k < 200; k++)
+		if (f->blocks[k].place)
+			assert_int_equal(get(f, k), 0);
+	assert_int_equal(f->spill->segments[i].n_records, f->blocks[100].n_found + f->blocks[101].n_found);
+	assert_int_equal(f->blocks[0].n_found, 0);
+}
+
+/* ---- who owns it ---- */
+
+struct second {
+	struct fixture *f;
+	const char *dir;
+	int expect;
+};
+
+static int open_second(void *arg)
+{
+	struct second *second = arg;
+	struct spill_opts opts = second->f->opts;
+	struct spill *spill;
+	char message[256], owner[32];
+	int r;
+
+	opts.dir = second->dir;
+	memset(second->f->blocks, 0, BLOCKS * sizeof(struct block)); /* the child's copy */
+	r = spill_open(&spill, &opts, message);
+	CHILD_CHECK(r == second->expect);
+	if (r == 0) {
+		second->f->spill = spill;
+		CHILD_CHECK(get(second->f, 1) == 0);
+		spill_close(spill);
+		return 0;
+	}
+	snprintf(owner, sizeof(owner), "process %d", (int)getppid());
+	CHILD_CHECK(strstr(message, owner));
+	return 0;
+}
+
+static void a_second_owner_is_refused_by_any_path_and_a_copy_is_nobodys(void **state)
+{
+	struct fixture *f = *state;
+	char link_dir[100], copy_dir[100], command[400];
+	struct second second = {f, f->dir, -EBUSY};
+
+	assert_int_equal(put(f, 1, 20000), 0);
+	assert_int_equal(in_child(open_second, &second), 0);
+	snprintf(link_dir, sizeof(link_dir), "%s.link", f->dir);
+	assert_int_equal(symlink(f->dir, link_dir), 0);
+	second.dir = link_dir;
+	assert_int_equal(in_child(open_second, &second), 0);
+	unlink(link_dir);
+	/* a bind mount, where we may */
+	snprintf(copy_dir, sizeof(copy_dir), "%s.copy", f->dir);
+	assert_int_equal(mkdir(copy_dir, 0700), 0);
+	second.dir = copy_dir;
+	if (mount(f->dir, copy_dir, NULL, MS_BIND, NULL) == 0) {
+		assert_int_equal(in_child(open_second, &second), 0);
+		assert_int_equal(umount(copy_dir), 0);
+	} else {
+		print_message("not tried: a bind mount (%s)\n", strerror(errno));
+	}
+	snprintf(command, sizeof(command), "cp %s/* %s/", f->dir, copy_dir);
+	assert_int_equal(system(command), 0);
+	second.expect = 0;
+	assert_int_equal(in_child(open_second, &second), 0);
+	scratch_remove(copy_dir);
+	assert_int_equal(put(f, 2, 20000), 0); /* the first has noticed nothing */
+	assert_int_equal(get(f, 1), 0);
+}
+
+static void a_directory_that_cannot_be_used_is_refused_with_path_and_errno(void **state)
+{
+	struct fixture *f = *state;
+	char nowhere[100], path[128];
+
+	fixture_close(f);
+	snprintf(nowhere, sizeof(nowhere), "%s/nowhere", f->dir);
+	f->opts.dir = nowhere;
+	assert_int_equal(fixture_open(f), -ENOENT);
+	assert_non_null(strstr(f->message, nowhere));
+	assert_non_null(strstr(f->message, "No such file or directory"));
+	assert_non_null(strstr(f->message, "make the directory"));
+
+	assert_int_equal(mkdir(nowhere, 0700), 0);
+	snprintf(path, sizeof(path), "%s/" SPILL_STORE_NAME, nowhere);
+	assert_int_equal(symlink(f->path, path), 0);
+	assert_int_equal(fixture_open(f), -ELOOP);
+	unlink(path);
+	assert_int_equal(mkfifo(path, 0600), 0);
+	assert_int_equal(fixture_open(f), -EPERM);
+	unlink(path);
+	if (mount("none", nowhere, "tmpfs", MS_RDONLY, "size=1m") == 0) {
+		assert_int_equal(fixture_open(f), -EROFS);
+		assert_non_null(strstr(f->message, "read-only"));
+		umount(nowhere);
+	} else {
+		print_message("not tried: a read-only file system (%s)\n", strerror(errno));
+	}
+	f->opts.dir = f->dir;
+	assert_int_equal(fixture_open(f), 0);
+}
+
+static int open_as_nobody(void *arg)
+{
+	struct fixture *f = arg;
+
+	if (setgid(65534) < 0 || setuid(65534) < 0)
+		return 77;
+	CHILD_CHECK(fixture_open(f) == -EACCES);
+	CHILD_CHECK(strstr(f->message, f->path) && strstr(f->message, "Permission denied"));
+	return 0;
+}
+
+static void a_directory_of_another_user_is_refused_with_path_and_errno(void **state)
+{
+	struct fixture *f = *state;
+	int r;
+
+	fixture_close(f);
+	r = in_child(open_as_nobody, f);
+	if (r == 77)
+		print_message("not tried: only root can become another user\n");
+	else
+		assert_int_equal(r, 0);
+	assert_int_equal(fixture_open(f), 0);
+}
+
+static void the_store_is_its_owners_alone(void **state)
+{
+	struct fixture *f = *state;
+	struct stat st;
+
+	assert_int_equal(stat(f->path, &st), 0);
+	assert_int_equal(st.st_mode & 07777, 0600);
+	fixture_close(f);
+	chmod(f->path, 0644);
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(stat(f->path, &st), 0);
+	assert_int_equal(st.st_mode & 07777, 0600);
+}
+
+#define BOTH(test) \
+	{#test " (io_uring)", test, setup, teardown, &with_uring}, \
+	{ \
+#test " (threads)", test, setup, teardown, &with_threads \
+	}
+#define ONCE(test) \
+	{ \
+#test, test, setup, teardown, &with_uring \
+	}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		BOTH(the_message_names_the_engine_and_o_direct),
+		BOTH(blocks_of_any_size_come_back_exact),
+		BOTH(blocks_of_any_size_come_back_after_a_restart),
+		BOTH(without_o_direct_it_is_the_same),
+		BOTH(many_at_once_come_back_exact),
+		ONCE(what_does_not_fit_a_segment_is_refused),
+		BOTH(a_forgotten_record_is_not_read_and_not_told_gone),
+		ONCE(a_record_asked_for_under_another_name_is_refused),
+		BOTH(two_records_swapped_on_disk_are_both_refused),
+		ONCE(a_flipped_bit_anywhere_is_damage_or_absence_never_wrong_bytes),
+		BOTH(damage_is_counted_told_and_then_forgotten),
+		ONCE(a_damaged_superblock_is_moved_aside_and_a_new_store_begun),
+		ONCE(one_damaged_copy_of_the_superblock_loses_nothing),
+		BOTH(a_store_cut_short_or_emptied_opens_with_what_is_left),
+		BOTH(a_file_cut_under_a_running_store_is_damage_not_a_crash),
+		BOTH(the_file_never_outgrows_its_capacity_and_the_oldest_go_first),
+		ONCE(a_segment_without_living_records_is_taken_before_the_oldest),
+		ONCE(gone_may_forget_others_of_the_same_segment),
+		BOTH(a_segment_is_not_reused_while_it_is_read),
+		BOTH(a_segment_that_can_be_had_after_a_completion_is_eagain_not_enospc),
+		ONCE(less_capacity_than_before_is_kept_to_at_once),
+		ONCE(a_capacity_too_small_is_refused_with_the_number),
+		ONCE(segments_are_chosen_to_hold_the_longest_block_we_know_of),
+		BOTH(of_a_key_written_twice_the_later_record_is_the_last_found),
+		BOTH(each_start_goes_on_in_a_segment_of_its_own),
+		ONCE(leftovers_of_an_earlier_use_of_a_segment_are_not_found),
+		BOTH(a_second_owner_is_refused_by_any_path_and_a_copy_is_nobodys),
+		ONCE(a_directory_that_cannot_be_used_is_refused_with_path_and_errno),
+		ONCE(a_directory_of_another_user_is_refused_with_path_and_errno),
+		ONCE(the_store_is_its_owners_alone),
+	};
+
+	return cmocka_run_group_tests_name("spill", tests, NULL, NULL);
+}
