@@ -44,7 +44,7 @@ struct plan {
 	struct cut *cuts;
 	uint64_t n_cuts, n_units;
 	uint32_t n_threads;
-	uint64_t rows_max; /* in a unit */
+	uint32_t rows_max; /* in a unit */
 	uint32_t rows_per_head_max;
 	struct attn_split *splits; /* of all tables with positions */
 	char *parts; /* of all sequences cut by split */
@@ -274,8 +274,8 @@ static void plan_units(struct plan *plan)
 			cut_heads(plan, cut);
 		cut->first_unit = plan->n_units;
 		plan->n_units += cut->parts ? cut->seq.n_splits : cut->n_q_blocks * cut->n_head_blocks;
-		if ((uint64_t)rows_per_head * cut->head_block > plan->rows_max)
-			plan->rows_max = (uint64_t)rows_per_head * cut->head_block;
+		if (rows_per_head * cut->head_block > plan->rows_max)
+			plan->rows_max = rows_per_head * cut->head_block;
 		if (rows_per_head > plan->rows_per_head_max)
 			plan->rows_per_head_max = rows_per_head;
 	}
@@ -423,7 +423,8 @@ static void *worker_run(void *arg)
 static size_t worker_bytes(const struct plan *plan)
 {
 	return 2 * state_bytes(&plan->call, plan->rows_max) + ATTN_SPLIT * sizeof(struct attn_run) +
-	       attn_round_up(plan->isa->scratch_bytes(&plan->call, plan->rows_per_head_max), ATTN_ALIGN);
+	       attn_round_up(
+		       plan->isa->scratch_bytes(&plan->call, plan->rows_max, plan->rows_per_head_max), ATTN_ALIGN);
 }
 
 static void worker_init(struct worker *w, struct plan *plan, char *memory)

@@ -83,7 +83,7 @@ struct attn_part {
 /* One instruction set. */
 struct attn_isa {
 	const char *name;
-	size_t (*scratch_bytes)(const struct attn_call *call, uint32_t rows_per_head);
+	size_t (*scratch_bytes)(const struct attn_call *call, uint32_t rows, uint32_t rows_per_head);
 	void (*part)(const struct attn_part *part);
 	/* @n elements of @type from and to f32 */
 	void (*store)(uint32_t type, void *to, const float *from, size_t n);

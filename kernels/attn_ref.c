@@ -48,8 +48,9 @@ static void ref_load(uint32_t type, float *to, const void *from, size_t n)
 			to[i] = half_bf16_to(half[i]);
 }
 
-static size_t ref_scratch_bytes(const struct attn_call *call, uint32_t rows_per_head)
+static size_t ref_scratch_bytes(const struct attn_call *call, uint32_t rows, uint32_t rows_per_head)
 {
+	(void)rows;
 	(void)rows_per_head;
 	return (size_t)ATTN_TILE * (call->geom.dim_k + call->geom.dim_v) * sizeof(float);
 }

@@ -29,7 +29,13 @@ static enum cpu_level level_allowed(enum cpu_level level)
 
 static const struct attn_isa *isa_of(enum cpu_level level)
 {
-	(void)level; /* plain C is all there is yet */
+#if defined(__x86_64__)
+	if (level == CPU_AVX512)
+		return &attn_isa_avx512;
+	if (level == CPU_AVX2)
+		return &attn_isa_avx2;
+#endif
+	(void)level;
 	return &attn_isa_scalar;
 }
 

@@ -1,0 +1,183 @@
+/*
+ * attn_avx2.c - attention with AVX2, FMA and F16C: eight lanes, sixteen registers
+ *
+ * Entered only through dispatch.c, on processors and systems that have all of it.
+ */
+#if defined(__x86_64__)
+#include <immintrin.h>
+#include <stdint.h>
+
+#define TARGET __attribute__((target("avx2,fma,f16c")))
+#define LANES 8u
+#define KEY_ROWS 2 /* with four keys: 8 sums, 4 keys, a query */
+#define VALUE_ROWS 4
+#define VALUE_VECS 2 /* 8 sums, 2 values, a weight */
+#define VEC TARGET static inline __attribute__((always_inline))
+
+typedef __m256 vec;
+
+VEC vec vec_zero(void)
+{
+	return _mm256_setzero_ps();
+}
+
+VEC vec vec_set1(float f)
+{
+	return _mm256_set1_ps(f);
+}
+
+VEC vec vec_load(const float *p)
+{
+	return _mm256_loadu_ps(p);
+}
+
+VEC vec vec_load_f16(const uint16_t *p)
+{
+	return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+
+VEC vec vec_load_bf16(const uint16_t *p)
+{
+	const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+
+	return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+
+VEC void vec_store(float *p, vec v)
+{
+	_mm256_storeu_ps(p, v);
+}
+
+/* Rounds to nearest even. */
+VEC void vec_store_f16(uint16_t *p, vec v)
+{
+	_mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+VEC vec vec_add(vec a, vec b)
+{
+	return _mm256_add_ps(a, b);
+}
+
+VEC vec vec_sub(vec a, vec b)
+{
+	return _mm256_sub_ps(a, b);
+}
+
+VEC vec vec_mul(vec a, vec b)
+{
+	return _mm256_mul_ps(a, b);
+}
+
+VEC vec vec_div(vec a, vec b)
+{
+	return _mm256_div_ps(a, b);
+}
+
+/* a * b + c, rounded once */
+VEC vec vec_fma(vec a, vec b, vec c)
+{
+	return _mm256_fmadd_ps(a, b, c);
+}
+
+/* Both give @b where either is NaN. */
+VEC vec vec_max(vec a, vec b)
+{
+	return _mm256_max_ps(a, b);
+}
+
+VEC vec vec_min(vec a, vec b)
+{
+	return _mm256_min_ps(a, b);
+}
+
+VEC vec vec_abs(vec a)
+{
+	return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
+}
+
+/* @magnitude, which is not negative, with the sign of @sign */
+VEC vec vec_copysign(vec magnitude, vec sign)
+{
+	return _mm256_or_ps(magnitude, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f)));
+}
+
+VEC vec vec_round(vec a)
+{
+	return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+/* a * 2^n, n whole, -126 .. 127 */
+VEC vec vec_scale2(vec a, vec n)
+{
+	const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+
+	return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+}
+
+/* 0 where x < limit, else a */
+VEC vec vec_zero_below(vec a, vec x, vec limit)
+{
+	return _mm256_and_ps(a, _mm256_cmp_ps(x, limit, _CMP_NLT_UQ));
+}
+
+/* x < limit ? below : above */
+VEC vec vec_choose_below(vec x, vec limit, vec below, vec above)
+{
+	return _mm256_blendv_ps(above, below, _mm256_cmp_ps(x, limit, _CMP_LT_OQ));
+}
+
+/* a where the lane's bit is set, else other */
+VEC vec vec_keep(vec a, uint64_t bits, vec other)
+{
+	const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+	const __m256i set = _mm256_and_si256(_mm256_set1_epi32((int)(bits & 0xff)), lane);
+
+	return _mm256_blendv_ps(other, a, _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, lane)));
+}
+
+/* a bit for each lane that differs; NaN differs from everything */
+VEC uint64_t vec_differ(vec a, vec b)
+{
+	return (uint64_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_NEQ_UQ));
+}
+
+VEC float vec_top(vec a)
+{
+	__m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+
+	x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+	return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+
+VEC float vec_total(vec a)
+{
+	__m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+
+	x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+	return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+
+/* Four vectors to the sums of their lanes: within 128 bits first, then over the halves. */
+VEC void vec_store_sums(float *p, vec a, vec b, vec c, vec d)
+{
+	const vec ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+	const vec cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+	const vec abcd = _mm256_add_ps(
+		_mm256_shuffle_ps(ab, cd, _MM_SHUFFLE(1, 0, 1, 0)), _mm256_shuffle_ps(ab, cd, _MM_SHUFFLE(3, 2, 3, 2)));
+
+	_mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1)));
+}
+
+#include "attn_vec.h"
+#include "attn_tmpl.h"
+
+const struct attn_isa attn_isa_avx2 = {
+	.name = "avx2",
+	.scratch_bytes = tmpl_scratch_bytes,
+	.part = tmpl_part,
+	.store = tmpl_store,
+	.load = tmpl_load,
+};
+
+#endif

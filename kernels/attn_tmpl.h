@@ -1,0 +1,670 @@
+/*
+ * attn_tmpl.h - attention over one split for one instruction set with vectors; included once by each attn_<isa>.c
+ *
+ * The includer defines TARGET (the target attribute of every function), LANES, vec, KEY_ROWS and VALUE_ROWS / VALUE_VECS
+ * (how many sums fit the registers), and the vec_*() functions used below.
+ *
+ * A tile of 64 positions is four subtiles of 16, read as four streams: index i = 4 * t + s is token t of subtile s.  That
+ * order holds for scores, masks and sums alike, so each step of the key pass takes one token of each stream and its four scores
+ * lie side by side.  (One stream leaves half of the memory's speed unused; see README.md.)  For one KV head and tile:
+ *
+ *	keys:    score[row][i], dot products of VALUE_ROWS rows at once with four keys
+ *	softmax: mask, new maximum, weights into the same place
+ *	values:  acc[row] += weight[row][i] * value[i], in the order of i; hidden keys are stepped over
+ *
+ * Every result is one chain of operations of its own row: it does not matter which rows are worked on together.
+ * Keys and values are read where they lie.  A subtile that is cut by a block's border or by the end is copied first, and so is
+ * everything where a vector's length is no multiple of LANES (padded with zeros there), or many rows use it (widened to f32 once).
+ */
+#include <math.h>
+#include <string.h>
+
+#include "attn.h"
+
+#define STREAMS 4u
+#define SUB_TOKENS 16u
+#define INLINE TARGET static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+#define WIDEN_ROWS 12u /* from this many rows on a tile is widened to f32 once instead of with each use */
+#define AHEAD_BYTES 2048u /* how far a stream is prefetched: all four must fit the first-level cache beside the sums */
+
+/* Where subtile @s of tile @t begins in its split. */
+#define SUB_POS(t, s) ((t)*ATTN_TILE + (s)*SUB_TOKENS)
+
+/* Sixteen positions of the tile. */
+struct sub {
+	int64_t pos;
+	uint32_t present; /* a bit for each position that has a key */
+	bool whole; /* all of them, side by side in one block */
+	const char *block; /* if whole */
+	uint32_t token;
+	uint32_t run; /* the first run that may reach into it */
+};
+
+struct tile {
+	struct sub sub[STREAMS];
+	bool any;
+};
+
+/* K or V of one head in one tile, as the passes read it. */
+struct stream {
+	const char *base[STREAMS]; /* token 0 of each subtile */
+	size_t stride[STREAMS]; /* bytes from token to token */
+};
+
+/* What a pass may ask for ahead of time: the rows that follow those it reads. */
+struct ahead {
+	const struct stream *next; /* read after this one */
+	uint32_t row_bytes; /* of the current stream's rows */
+	uint32_t next_bytes;
+	uint32_t tokens; /* distance */
+};
+
+struct work {
+	const struct attn_part *part;
+	uint32_t k_pad, v_pad; /* dims rounded up to LANES */
+	uint32_t rows; /* of one head */
+	bool widen;
+	float *q; /* [heads][rows][k_pad] */
+	float *sum; /* [heads][rows][LANES] */
+	float *weight; /* [rows][ATTN_TILE]: scores, then weights */
+	uint64_t *mask; /* [rows]: the keys that count, by index */
+	uint64_t *seen; /* [n_q]: the keys in sight */
+	char *k_copy, *v_copy; /* a tile of one head each */
+};
+
+/* ---- Memory ---- */
+
+static size_t scratch_layout(
+	const struct attn_call *call, uint32_t rows_all, uint32_t rows, struct work *w, char *memory)
+{
+	const size_t k_pad = attn_round_up(call->geom.dim_k, LANES), v_pad = attn_round_up(call->geom.dim_v, LANES);
+	size_t at = 0;
+
+#define TAKE(field, type, count) \
+	do { \
+		if (w) \
+			w->field = (type *)(void *)(memory + at); \
+		at += attn_round_up((count) * sizeof(type), ATTN_ALIGN); \
+	} while (0)
+	TAKE(q, float, rows_all *k_pad);
+	TAKE(sum, float, (size_t)rows_all *LANES);
+	TAKE(weight, float, (size_t)rows *ATTN_TILE);
+	TAKE(mask, uint64_t, rows);
+	TAKE(seen, uint64_t, rows);
+	TAKE(k_copy, char, ATTN_TILE *k_pad * sizeof(float));
+	TAKE(v_copy, char, ATTN_TILE *v_pad * sizeof(float));
+#undef TAKE
+	return at;
+}
+
+static size_t tmpl_scratch_bytes(const struct attn_call *call, uint32_t rows_all, uint32_t rows)
+{
+	return scratch_layout(call, rows_all, rows, NULL, NULL);
+}
+
+static void work_init(const struct attn_part *part, struct work *w)
+{
+	const struct attn_call *call = part->call;
+	const uint32_t rows = part->rows.n_q * call->group, rows_all = rows * part->rows.n_heads;
+
+	*w = (struct work){
+		.part = part,
+		.k_pad = (uint32_t)attn_round_up(call->geom.dim_k, LANES),
+		.v_pad = (uint32_t)attn_round_up(call->geom.dim_v, LANES),
+		.rows = rows,
+		.widen = rows >= WIDEN_ROWS,
+	};
+	scratch_layout(call, rows_all, rows, w, part->scratch);
+	memset(part->state.acc, 0, (size_t)rows_all * call->acc_floats * sizeof(float));
+	memset(w->sum, 0, (size_t)rows_all * LANES * sizeof(float));
+	for (uint32_t r = 0; r < rows_all; r++)
+		part->state.m[r] = -INFINITY;
+}
+
+static void work_load_queries(const struct work *w)
+{
+	const struct attn_part *part = w->part;
+	const uint32_t dim_k = part->call->geom.dim_k, group = part->call->group;
+	float *to = w->q;
+
+	for (uint32_t h = 0; h < part->rows.n_heads; h++)
+		for (uint32_t q = 0; q < part->rows.n_q; q++)
+			for (uint32_t g = 0; g < group; g++, to += w->k_pad) {
+				const size_t head = (size_t)(part->rows.head0 + h) * group + g;
+
+				memcpy(to, part->seq->s->q + (part->rows.q0 + q) * part->seq->q_stride + head * dim_k,
+					dim_k * sizeof(float));
+				memset(to + dim_k, 0, (w->k_pad - dim_k) * sizeof(float));
+			}
+}
+
+/* ---- Where the keys of a tile lie ---- */
+
+/* The first run that ends past @pos. */
+static uint32_t run_at(const struct attn_part *part, int64_t pos)
+{
+	uint32_t low = 0, high = part->n_runs;
+
+	while (low < high) {
+		const uint32_t mid = (low + high) / 2;
+
+		if (part->runs[mid].pos + part->runs[mid].n > pos)
+			high = mid;
+		else
+			low = mid + 1;
+	}
+	return low;
+}
+
+static void sub_find(const struct attn_part *part, int64_t pos, struct sub *sub)
+{
+	const struct attn_run *run;
+
+	*sub = (struct sub){.pos = pos, .run = run_at(part, pos)};
+	run = part->runs + sub->run;
+	if (sub->run < part->n_runs && run->pos <= pos && run->pos + run->n >= pos + SUB_TOKENS) {
+		sub->present = (1u << SUB_TOKENS) - 1;
+		sub->whole = true;
+		sub->block = run->block;
+		sub->token = run->token + (uint32_t)(pos - run->pos);
+		return;
+	}
+	for (uint32_t i = sub->run; i < part->n_runs && part->runs[i].pos < pos + SUB_TOKENS; i++) {
+		const int64_t first = part->runs[i].pos - pos, end = first + part->runs[i].n;
+
+		sub->present |= (uint32_t)(attn_low_bits(end) & ~attn_low_bits(first)) & ((1u << SUB_TOKENS) - 1);
+	}
+}
+
+static void tile_find(const struct attn_part *part, uint32_t t, struct tile *tile)
+{
+	tile->any = false;
+	for (uint32_t s = 0; s < STREAMS; s++) {
+		sub_find(part, part->split.pos + SUB_POS(t, s), &tile->sub[s]);
+		tile->any |= tile->sub[s].present != 0;
+	}
+}
+
+/* Bit t of @bits to bit 4 * t. */
+static uint64_t spread(uint64_t bits)
+{
+	bits = (bits | bits << 24) & 0x000000ff000000ff;
+	bits = (bits | bits << 12) & 0x000f000f000f000f;
+	bits = (bits | bits << 6) & 0x0303030303030303;
+	return (bits | bits << 3) & 0x1111111111111111;
+}
+
+static uint64_t tile_seen(const struct work *w, const struct tile *tile, uint32_t q)
+{
+	const int64_t p = w->part->seq->pos0 + (int64_t)(w->part->rows.q0 + q);
+	uint64_t seen = 0;
+
+	for (uint32_t s = 0; s < STREAMS; s++) {
+		const struct sub *sub = &tile->sub[s];
+
+		seen |= spread(sub->present & attn_seen(w->part->call, w->part->seq, p, sub->pos)) << s;
+	}
+	return seen;
+}
+
+/* What each query sees of the tile; whether any sees anything.  What the first and the last see whole, all see whole. */
+static bool tile_sight(const struct work *w, const struct tile *tile)
+{
+	const uint32_t n_q = w->part->rows.n_q;
+	uint64_t any;
+
+	w->seen[0] = tile_seen(w, tile, 0);
+	w->seen[n_q - 1] = tile_seen(w, tile, n_q - 1);
+	any = w->seen[0] | w->seen[n_q - 1];
+	for (uint32_t q = 1; q + 1 < n_q; q++) {
+		w->seen[q] =
+			w->seen[0] == UINT64_MAX && w->seen[n_q - 1] == UINT64_MAX ? UINT64_MAX : tile_seen(w, tile, q);
+		any |= w->seen[q];
+	}
+	return any != 0;
+}
+
+/* ---- K or V of one head: in place, or a copy ---- */
+
+struct tensor {
+	uint64_t off, token_stride, head_stride;
+	uint32_t dim, pad, type, elem;
+};
+
+static struct tensor tensor_k(const struct work *w)
+{
+	const struct kvattn_geom *g = &w->part->call->geom;
+
+	return (struct tensor){g->k_off, g->k_token_stride, g->k_head_stride, g->dim_k, w->k_pad, g->type_k,
+		kvattn_type_bytes(g->type_k)};
+}
+
+static struct tensor tensor_v(const struct work *w)
+{
+	const struct kvattn_geom *g = &w->part->call->geom;
+
+	return (struct tensor){g->v_off, g->v_token_stride, g->v_head_stride, g->dim_v, w->v_pad, g->type_v,
+		kvattn_type_bytes(g->type_v)};
+}
+
+TARGET static void row_copy(const struct tensor *x, const char *from, bool widen, char *to)
+{
+	if (widen)
+		tmpl_load(x->type, (float *)(void *)to, from, x->dim);
+	else
+		memcpy(to, from, (size_t)x->dim * x->elem);
+}
+
+/* Rows without a key are zero: their scores are computed, then masked. */
+TARGET static void sub_copy(
+	const struct work *w, const struct sub *sub, const struct tensor *x, uint32_t head, char *to)
+{
+	const struct attn_part *part = w->part;
+	const size_t stride = (size_t)x->pad * (w->widen ? sizeof(float) : x->elem);
+
+	if (sub->present != (1u << SUB_TOKENS) - 1 || x->pad != x->dim)
+		memset(to, 0, SUB_TOKENS * stride);
+	for (uint32_t i = sub->run; i < part->n_runs && part->runs[i].pos < sub->pos + SUB_TOKENS; i++) {
+		const struct attn_run *run = &part->runs[i];
+		const int64_t end =
+			run->pos + run->n < sub->pos + SUB_TOKENS ? run->pos + run->n : sub->pos + SUB_TOKENS;
+
+		for (int64_t pos = run->pos > sub->pos ? run->pos : sub->pos; pos < end; pos++) {
+			const uint64_t token = run->token + (uint64_t)(pos - run->pos);
+
+			row_copy(x, run->block + x->off + token * x->token_stride + head * x->head_stride, w->widen,
+				to + (size_t)(pos - sub->pos) * stride);
+		}
+	}
+}
+
+TARGET static void stream_open(const struct work *w, const struct tile *tile, const struct tensor *x, uint32_t head,
+	char *copy, struct stream *stream)
+{
+	const size_t stride = (size_t)x->pad * (w->widen ? sizeof(float) : x->elem);
+
+	for (uint32_t s = 0; s < STREAMS; s++) {
+		const struct sub *sub = &tile->sub[s];
+
+		if (sub->whole && x->pad == x->dim && !w->widen) {
+			stream->base[s] = sub->block + x->off + sub->token * x->token_stride + head * x->head_stride;
+			stream->stride[s] = x->token_stride;
+			continue;
+		}
+		stream->base[s] = copy + s * SUB_TOKENS * stride;
+		stream->stride[s] = stride;
+		sub_copy(w, sub, x, head, copy + s * SUB_TOKENS * stride);
+	}
+}
+
+/* ---- Keys ---- */
+
+INLINE vec row_vec(const int type, const char *row, size_t i)
+{
+	if (type == KVATTN_F32)
+		return vec_load((const float *)(const void *)row + i);
+	if (type == KVATTN_F16)
+		return vec_load_f16((const uint16_t *)(const void *)row + i);
+	return vec_load_bf16((const uint16_t *)(const void *)row + i);
+}
+
+/* Scores of @n_rows rows (a constant) with all 64 keys. */
+INLINE void keys_take(const int type, const int n_rows, const float *q, const uint32_t dim, const struct stream *k,
+	const struct ahead *ahead, float *score)
+{
+	const uint32_t elem = type == KVATTN_F32 ? 4 : 2;
+
+	for (uint32_t t = 0; t < SUB_TOKENS; t++) {
+		const char *row[STREAMS], *soon[STREAMS];
+		vec sum[KEY_ROWS][STREAMS];
+
+		UNROLL for (uint32_t s = 0; s < STREAMS; s++)
+		{
+			row[s] = k->base[s] + t * k->stride[s];
+			soon[s] = t + ahead->tokens < SUB_TOKENS
+					  ? row[s] + ahead->tokens * k->stride[s]
+					  : ahead->next->base[s] +
+						    (t + ahead->tokens - SUB_TOKENS) * ahead->next->stride[s];
+		}
+		UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t s = 0; s < STREAMS; s++) sum[r][s] =
+			vec_zero();
+		for (uint32_t d = 0; d < dim; d += LANES) {
+			vec key[STREAMS];
+
+			if (d * elem % 64 == 0)
+				UNROLL for (uint32_t s = 0; s < STREAMS; s++) __builtin_prefetch(soon[s] + d * elem);
+			UNROLL for (uint32_t s = 0; s < STREAMS; s++) key[s] = row_vec(type, row[s], d);
+			UNROLL for (int r = 0; r < n_rows; r++)
+			{
+				const vec query = vec_load(q + r * dim + d);
+
+				UNROLL for (uint32_t s = 0; s < STREAMS; s++) sum[r][s] =
+					vec_fma(query, key[s], sum[r][s]);
+			}
+		}
+		UNROLL for (int r = 0; r < n_rows; r++)
+			vec_store_sums(score + r * ATTN_TILE + t * STREAMS, sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
+	}
+}
+
+INLINE void keys_all(
+	const int type, const struct work *w, const float *q, const struct stream *k, const struct ahead *ahead)
+{
+	uint32_t r = 0;
+
+	for (; r + KEY_ROWS <= w->rows; r += KEY_ROWS)
+		keys_take(type, KEY_ROWS, q + r * w->k_pad, w->k_pad, k, ahead, w->weight + r * ATTN_TILE);
+	if (KEY_ROWS > 2 && r + 2 <= w->rows) {
+		keys_take(type, 2, q + r * w->k_pad, w->k_pad, k, ahead, w->weight + r * ATTN_TILE);
+		r += 2;
+	}
+	for (; r < w->rows; r++)
+		keys_take(type, 1, q + r * w->k_pad, w->k_pad, k, ahead, w->weight + r * ATTN_TILE);
+}
+
+/* ---- Softmax ---- */
+
+/* exp(x) for x <= 88, within 2 ulp; below -87 zero: such a weight is nothing beside the largest one, which is 1.  Constants
+ * of the Cephes library (S. Moshier): ln 2 in two parts, then a polynomial on half of it to either side. */
+INLINE vec exp_vec(vec x)
+{
+	const vec least = vec_set1(-87.0f), bounded = vec_max(least, x); /* the second operand if NaN: stays NaN */
+	const vec n = vec_round(vec_mul(bounded, vec_set1(1.44269504088896341f)));
+	vec r = vec_fma(n, vec_set1(-0.693359375f), bounded), y;
+
+	r = vec_fma(n, vec_set1(2.12194440e-4f), r);
+	y = vec_fma(vec_set1(1.9875691500e-4f), r, vec_set1(1.3981999507e-3f));
+	y = vec_fma(y, r, vec_set1(8.3334519073e-3f));
+	y = vec_fma(y, r, vec_set1(4.1665795894e-2f));
+	y = vec_fma(y, r, vec_set1(1.6666665459e-1f));
+	y = vec_fma(y, r, vec_set1(5.0000001201e-1f));
+	y = vec_add(vec_fma(y, vec_mul(r, r), r), vec_set1(1.0f));
+	return vec_zero_below(vec_scale2(y, n), x, least);
+}
+
+/* tanh(x): an odd polynomial near zero (Cephes), where 1 - 2 / (e^2x + 1) would cancel; that elsewhere. */
+INLINE vec tanh_vec(vec x)
+{
+	const vec a = vec_abs(x), b = vec_min(vec_set1(20.0f), a), xx = vec_mul(x, x);
+	const vec far =
+		vec_sub(vec_set1(1.0f), vec_div(vec_set1(2.0f), vec_add(exp_vec(vec_add(b, b)), vec_set1(1.0f))));
+	vec near = vec_fma(vec_set1(-5.70498872745e-3f), xx, vec_set1(2.06390887954e-2f));
+
+	near = vec_fma(near, xx, vec_set1(-5.37397155531e-2f));
+	near = vec_fma(near, xx, vec_set1(1.33314422036e-1f));
+	near = vec_fma(near, xx, vec_set1(-3.33332819422e-1f));
+	near = vec_fma(vec_mul(near, xx), x, x);
+	return vec_choose_below(a, vec_set1(0.625f), near, vec_copysign(far, x));
+}
+
+/* What a row's scores go through before the mask. */
+struct bend {
+	float scale, softcap, slope;
+	const float *distance; /* [ATTN_TILE] from position 0 of the tile's first subtile, negative; NULL: no bias */
+	float to_tile; /* p - that position */
+};
+
+INLINE vec bend_vec(const struct bend *bend, vec dot, uint32_t i)
+{
+	vec z = vec_mul(dot, vec_set1(bend->scale));
+
+	if (bend->softcap > 0)
+		z = vec_mul(vec_set1(bend->softcap), tanh_vec(vec_div(z, vec_set1(bend->softcap))));
+	if (bend->distance)
+		z = vec_fma(vec_set1(-bend->slope), vec_sub(vec_set1(bend->to_tile), vec_load(bend->distance + i)), z);
+	return z;
+}
+
+INLINE void row_shrink(float *acc, uint32_t n, float *sum, float from, float to)
+{
+	const vec shrink = exp_vec(vec_set1(from - to));
+
+	for (uint32_t d = 0; d < n; d += LANES)
+		vec_store(acc + d, vec_mul(vec_load(acc + d), shrink));
+	vec_store(sum, vec_mul(vec_load(sum), shrink));
+}
+
+/* Scores to weights, in place; returns the keys that count: those of @seen whose score is not minus infinity. */
+INLINE uint64_t row_weigh(
+	const struct bend *bend, float *z, uint64_t seen, float *m, float *sum, float *acc, uint32_t acc_floats)
+{
+	const vec hidden = vec_set1(-INFINITY);
+	vec x[ATTN_TILE / LANES], top = hidden, total;
+	uint64_t counts = 0;
+	float best;
+
+	UNROLL for (uint32_t i = 0; i < ATTN_TILE / LANES; i++)
+	{
+		x[i] = bend_vec(bend, vec_load(z + i * LANES), i * LANES);
+		x[i] = vec_keep(x[i], seen >> (i * LANES), hidden);
+		counts |= vec_differ(x[i], hidden) << (i * LANES);
+		top = vec_max(top, x[i]);
+	}
+	if (!counts)
+		return 0;
+	best = vec_top(top);
+	if (!(best <= *m)) {
+		if (*m != -INFINITY)
+			row_shrink(acc, acc_floats, sum, *m, best);
+		*m = best;
+	}
+	total = vec_load(sum);
+	UNROLL for (uint32_t i = 0; i < ATTN_TILE / LANES; i++)
+	{
+		const vec weight = exp_vec(vec_sub(x[i], vec_set1(*m)));
+
+		total = vec_add(total, weight);
+		vec_store(z + i * LANES, weight);
+	}
+	vec_store(sum, total);
+	return counts;
+}
+
+TARGET static void rows_weigh(const struct work *w, const struct tile *tile, uint32_t h)
+{
+	const struct attn_part *part = w->part;
+	const struct attn_call *call = part->call;
+	struct bend bend = {.scale = part->seq->scale, .softcap = call->opts.softcap};
+	float distance[ATTN_TILE];
+
+	if (call->opts.alibi_slopes) {
+		for (uint32_t i = 0; i < ATTN_TILE; i++)
+			distance[i] = (float)(tile->sub[i % STREAMS].pos - tile->sub[0].pos + i / STREAMS);
+		bend.distance = distance;
+	}
+	for (uint32_t r = 0; r < w->rows; r++) {
+		const uint32_t q = r / call->group, at = h * w->rows + r;
+
+		if (bend.distance) {
+			bend.slope = call->opts.alibi_slopes[(part->rows.head0 + h) * call->group + r % call->group];
+			bend.to_tile = (float)(part->seq->pos0 + (int64_t)(part->rows.q0 + q) - tile->sub[0].pos);
+		}
+		w->mask[r] = row_weigh(&bend, w->weight + (size_t)r * ATTN_TILE, w->seen[q], &part->state.m[at],
+			w->sum + (size_t)at * LANES, part->state.acc + (size_t)at * call->acc_floats, call->acc_floats);
+	}
+}
+
+/* ---- Values ---- */
+
+/* @n_rows rows take in LANES * @n_vecs dims (both constants) of all values, or of those in @mask. */
+INLINE void values_take(const int type, const int n_rows, const int n_vecs, const bool all, uint64_t mask,
+	const float *weight, const struct stream *v, size_t dim0, float *acc, size_t acc_stride)
+{
+	vec sum[VALUE_ROWS][VALUE_VECS];
+
+	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int j = 0; j < n_vecs; j++) sum[r][j] =
+		vec_load(acc + r * acc_stride + j * LANES);
+#define VALUE_STEP(t, s) \
+	do { \
+		const char *row = v->base[s] + (t)*v->stride[s]; \
+		vec value[VALUE_VECS]; \
+		UNROLL for (int j = 0; j < n_vecs; j++) value[j] = row_vec(type, row, dim0 + j * LANES); \
+		UNROLL for (int r = 0; r < n_rows; r++) \
+		{ \
+			const vec by = vec_set1(weight[r * ATTN_TILE + (t)*STREAMS + (s)]); \
+			UNROLL for (int j = 0; j < n_vecs; j++) sum[r][j] = vec_fma(by, value[j], sum[r][j]); \
+		} \
+	} while (0)
+	if (all) {
+		for (uint32_t t = 0; t < SUB_TOKENS; t++)
+			UNROLL for (uint32_t s = 0; s < STREAMS; s++) VALUE_STEP(t, s);
+	} else {
+		for (; mask; mask &= mask - 1) {
+			const uint32_t i = (uint32_t)__builtin_ctzll(mask);
+
+			VALUE_STEP(i / STREAMS, i % STREAMS);
+		}
+	}
+#undef VALUE_STEP
+	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int j = 0; j < n_vecs; j++)
+		vec_store(acc + r * acc_stride + j * LANES, sum[r][j]);
+}
+
+/* All dims of @n_rows rows that count the same keys. */
+INLINE void values_dims(const int type, const int n_rows, const bool all, uint64_t mask, const float *weight,
+	const struct stream *v, uint32_t dim, float *acc, size_t acc_stride)
+{
+	uint32_t d = 0;
+
+	for (; d + VALUE_VECS * LANES <= dim; d += VALUE_VECS * LANES)
+		values_take(type, n_rows, VALUE_VECS, all, mask, weight, v, d, acc + d, acc_stride);
+	for (; d < dim; d += LANES)
+		values_take(type, n_rows, 1, all, mask, weight, v, d, acc + d, acc_stride);
+}
+
+INLINE void values_rows(const int type, const bool all, uint32_t n_rows, uint64_t mask, const float *weight,
+	const struct stream *v, uint32_t dim, float *acc, size_t acc_stride)
+{
+	for (; n_rows >= VALUE_ROWS; n_rows -= VALUE_ROWS) {
+		values_dims(type, VALUE_ROWS, all, mask, weight, v, dim, acc, acc_stride);
+		weight += VALUE_ROWS * ATTN_TILE;
+		acc += VALUE_ROWS * acc_stride;
+	}
+	if (n_rows >= 2) {
+		values_dims(type, 2, all, mask, weight, v, dim, acc, acc_stride);
+		weight += 2 * ATTN_TILE;
+		acc += 2 * acc_stride;
+	}
+	if (n_rows % 2)
+		values_dims(type, 1, all, mask, weight, v, dim, acc, acc_stride);
+}
+
+INLINE void values_all(const int type, const struct work *w, const struct stream *v, uint32_t h)
+{
+	const size_t acc_stride = w->part->call->acc_floats;
+	float *acc = w->part->state.acc + (size_t)h * w->rows * acc_stride;
+	uint32_t r = 0, n;
+
+	for (; r < w->rows; r += n) {
+		const uint64_t mask = w->mask[r];
+
+		for (n = 1; r + n < w->rows && w->mask[r + n] == mask; n++)
+			;
+		if (mask == UINT64_MAX)
+			values_rows(type, true, n, mask, w->weight + (size_t)r * ATTN_TILE, v, w->v_pad,
+				acc + r * acc_stride, acc_stride);
+		else if (mask)
+			values_rows(type, false, n, mask, w->weight + (size_t)r * ATTN_TILE, v, w->v_pad,
+				acc + r * acc_stride, acc_stride);
+	}
+}
+
+/* ---- One copy of each pass for each type ---- */
+
+#define PASSES(name, type) \
+	TARGET static void keys_##name( \
+		const struct work *w, const float *q, const struct stream *k, const struct ahead *ahead) \
+	{ \
+		keys_all(type, w, q, k, ahead); \
+	} \
+	TARGET static void values_##name(const struct work *w, const struct stream *v, uint32_t h) \
+	{ \
+		values_all(type, w, v, h); \
+	}
+
+PASSES(f32, KVATTN_F32)
+PASSES(f16, KVATTN_F16)
+PASSES(bf16, KVATTN_BF16)
+
+static void keys_of(
+	uint32_t type, const struct work *w, const float *q, const struct stream *k, const struct ahead *ahead)
+{
+	if (w->widen || type == KVATTN_F32)
+		keys_f32(w, q, k, ahead);
+	else if (type == KVATTN_F16)
+		keys_f16(w, q, k, ahead);
+	else
+		keys_bf16(w, q, k, ahead);
+}
+
+static void values_of(uint32_t type, const struct work *w, const struct stream *v, uint32_t h)
+{
+	if (w->widen || type == KVATTN_F32)
+		values_f32(w, v, h);
+	else if (type == KVATTN_F16)
+		values_f16(w, v, h);
+	else
+		values_bf16(w, v, h);
+}
+
+/* ---- A split ---- */
+
+static uint32_t ahead_tokens(uint32_t row_bytes)
+{
+	const uint32_t n = AHEAD_BYTES / row_bytes;
+
+	return n < 1 ? 1 : n < SUB_TOKENS ? n : SUB_TOKENS;
+}
+
+static void tile_take(const struct work *w, const struct tile *tile, const struct tile *next)
+{
+	const struct tensor tk = tensor_k(w), tv = tensor_v(w);
+	const uint32_t n_heads = w->part->rows.n_heads, head0 = w->part->rows.head0;
+
+	for (uint32_t h = 0; h < n_heads; h++) {
+		struct stream k, v;
+		struct ahead ahead = {.next = &v, .tokens = ahead_tokens(tk.dim * tk.elem)};
+
+		stream_open(w, tile, &tk, head0 + h, w->k_copy, &k);
+		stream_open(w, tile, &tv, head0 + h, w->v_copy, &v);
+		keys_of(tk.type, w, w->q + (size_t)h * w->rows * w->k_pad, &k, &ahead);
+		rows_weigh(w, tile, h);
+		values_of(tv.type, w, &v, h);
+	}
+	(void)next;
+}
+
+/* The lanes of each row's sum, added up. */
+TARGET static void work_total(const struct work *w)
+{
+	const uint32_t rows_all = w->rows * w->part->rows.n_heads;
+
+	for (uint32_t r = 0; r < rows_all; r++)
+		w->part->state.l[r] = vec_total(vec_load(w->sum + (size_t)r * LANES));
+}
+
+static void tmpl_part(const struct attn_part *part)
+{
+	struct tile tiles[2];
+	struct work w;
+
+	work_init(part, &w);
+	work_load_queries(&w);
+	tile_find(part, 0, &tiles[0]);
+	for (uint32_t t = 0; t < ATTN_SPLIT / ATTN_TILE; t++) {
+		struct tile *tile = &tiles[t % 2], *next = &tiles[(t + 1) % 2];
+
+		*next = (struct tile){0};
+		if (t + 1 < ATTN_SPLIT / ATTN_TILE)
+			tile_find(part, t + 1, next);
+		if (tile->any && tile_sight(&w, tile))
+			tile_take(&w, tile, next);
+	}
+	work_total(&w);
+}

@@ -1,0 +1,260 @@
+/*
+ * bench_attn.c - how fast libkvattn decodes and prefills, beside plain reads of the same bytes
+ *
+ * Usage: kvbench-attn [tokens] [repetitions]	defaults: 32768 7
+ *
+ * 32 query heads, 8 KV heads of 128.  The machine's memory speed drifts, so each decode is bracketed by two plain reads of its
+ * pool (four sequential streams, no arithmetic) and the ratio to their mean is what counts; medians over repetitions.
+ * A row: name=value pairs.  Last line: "bench-attn: ok rows=<n>".
+ */
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include <kvattn.h>
+
+#define Q_HEADS 32u
+#define KV_HEADS 8u
+#define DIM 128u
+#define REPS_MAX 101u
+#define PREFILL 512u
+
+struct pool {
+	struct kvattn_geom geom;
+	char *bytes;
+	uint64_t block_bytes, total, n_blocks;
+	const void **in_order, **shuffled;
+};
+
+static double now_s(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static uint64_t noise_state = 88172645463325252u;
+
+static uint64_t noise(void)
+{
+	noise_state ^= noise_state << 13;
+	noise_state ^= noise_state >> 7;
+	noise_state ^= noise_state << 17;
+	return noise_state;
+}
+
+static int compare(const void *a, const void *b)
+{
+	const double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+static double median(double *values, uint32_t n)
+{
+	qsort(values, n, sizeof(*values), compare);
+	return values[n / 2];
+}
+
+/* Four streams a quarter apart; the widest loads this processor has, so that the read is not what limits. */
+#define READ4(name, isa) \
+	__attribute__((target(isa), noinline)) static uint64_t name(const char *p, uint64_t bytes) \
+	{ \
+		typedef uint64_t line __attribute__((vector_size(64), aligned(64), may_alias)); \
+		const uint64_t quarter = bytes / 4 / 128 * 128; \
+		line sum[4] = {{0}}; \
+\
+		for (uint64_t i = 0; i < quarter; i += 64) \
+			for (int s = 0; s < 4; s++) \
+				sum[s] += *(const line *)(const void *)(p + s * quarter + i); \
+		sum[0] += sum[1] + sum[2] + sum[3]; \
+		return sum[0][0] ^ sum[0][1] ^ sum[0][2] ^ sum[0][3] ^ sum[0][4] ^ sum[0][5] ^ sum[0][6] ^ sum[0][7]; \
+	}
+
+#if defined(__x86_64__)
+READ4(read4_avx512, "avx512f")
+READ4(read4_avx2, "avx2")
+#endif
+READ4(read4_plain, "default")
+
+static double read_gbps(const struct pool *pool)
+{
+	static volatile uint64_t sink;
+	const double start = now_s();
+
+#if defined(__x86_64__)
+	if (__builtin_cpu_supports("avx512f"))
+		sink = read4_avx512(pool->bytes, pool->total);
+	else if (__builtin_cpu_supports("avx2"))
+		sink = read4_avx2(pool->bytes, pool->total);
+	else
+#endif
+		sink = read4_plain(pool->bytes, pool->total);
+	(void)sink;
+	return (double)pool->total / (now_s() - start) * 1e-9;
+}
+
+static float noise_float(void)
+{
+	return (float)(noise() >> 40) / (float)(1 << 23) - 1.0f;
+}
+
+/* One block of noise, copied over all: what matters is where the bytes come from, not what they are. */
+static void pool_fill(struct pool *pool)
+{
+	const uint32_t n = pool->geom.block_tokens;
+	float *rows = malloc((size_t)n * KV_HEADS * DIM * sizeof(float));
+
+	if (!rows)
+		exit(2);
+	for (size_t i = 0; i < (size_t)n * KV_HEADS * DIM; i++)
+		rows[i] = noise_float();
+	kvattn_put(&pool->geom, pool->bytes, 0, n, rows, 0, rows, 0);
+	free(rows);
+	for (uint64_t b = 1; b < pool->n_blocks; b++)
+		memcpy(pool->bytes + b * pool->block_bytes, pool->bytes, pool->block_bytes);
+}
+
+static void pool_open(struct pool *pool, uint32_t type, uint32_t block_tokens, bool token_outer, uint64_t tokens)
+{
+	const struct kvattn_shape shape = {1, KV_HEADS, DIM, DIM, type, type, block_tokens};
+
+	if ((token_outer ? kvattn_geom_init_nhd : kvattn_geom_init_hnd)(&pool->geom, &shape, 0) < 0)
+		exit(2);
+	pool->block_bytes = kvattn_block_bytes(&shape);
+	pool->n_blocks = tokens / block_tokens;
+	pool->total = pool->block_bytes * pool->n_blocks;
+	pool->bytes =
+		mmap(NULL, pool->total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	pool->in_order = calloc(pool->n_blocks, sizeof(*pool->in_order));
+	pool->shuffled = calloc(pool->n_blocks, sizeof(*pool->shuffled));
+	if (pool->bytes == MAP_FAILED || !pool->in_order || !pool->shuffled) {
+		fprintf(stderr, "kvbench-attn: no memory for %llu MiB; ask for fewer tokens\n",
+			(unsigned long long)(pool->total >> 20));
+		exit(2);
+	}
+	pool_fill(pool);
+	for (uint64_t b = 0; b < pool->n_blocks; b++) {
+		const uint64_t at = noise() % (b + 1);
+
+		pool->in_order[b] = pool->bytes + b * pool->block_bytes;
+		pool->shuffled[b] = pool->shuffled[at];
+		pool->shuffled[at] = pool->in_order[b];
+	}
+}
+
+static void pool_close(struct pool *pool)
+{
+	munmap(pool->bytes, pool->total);
+	free(pool->in_order);
+	free(pool->shuffled);
+}
+
+static double attend_s(const struct pool *pool, const void *const *blocks, uint32_t n_q, uint32_t n_threads)
+{
+	static float q[PREFILL * Q_HEADS * DIM], out[PREFILL * Q_HEADS * DIM];
+	struct kvattn_seq seq = {
+		.table = {.blocks = blocks,
+			.n_blocks = pool->n_blocks,
+			.n_tokens = pool->n_blocks * pool->geom.block_tokens},
+		.q = q,
+		.out = out,
+		.n_q = n_q,
+		.causal = 1,
+	};
+	struct kvattn_opts opts;
+	double start;
+
+	for (size_t i = 0; q[0] == 0 && i < sizeof(q) / sizeof(q[0]); i++)
+		q[i] = noise_float();
+	kvattn_opts_init(&opts, Q_HEADS);
+	opts.n_threads = n_threads;
+	start = now_s();
+	if (kvattn_attend(&pool->geom, &seq, 1, &opts) < 0)
+		exit(2);
+	return now_s() - start;
+}
+
+static void decode_row(
+	const struct pool *pool, const char *what, const void *const *blocks, uint32_t n_threads, uint32_t reps)
+{
+	double speed[REPS_MAX], ratio[REPS_MAX], reads[REPS_MAX];
+
+	for (uint32_t i = 0; i < reps; i++) {
+		const double before = read_gbps(pool), took = attend_s(pool, blocks, 1, n_threads);
+
+		reads[i] = (before + read_gbps(pool)) / 2;
+		speed[i] = (double)pool->total / took * 1e-9;
+		ratio[i] = speed[i] / reads[i];
+	}
+	printf("decode %s block=%u threads=%u GBps=%.1f read4=%.1f ratio=%.2f\n", what, pool->geom.block_tokens,
+		n_threads, median(speed, reps), median(reads, reps), median(ratio, reps));
+	fflush(stdout);
+}
+
+static uint32_t decode_rows(const char *type_name, uint32_t type, uint64_t tokens, uint32_t reps)
+{
+	static const struct {
+		const char *layout;
+		bool token_outer;
+		uint32_t block_tokens;
+	} kinds[] = {{"hnd", false, 16}, {"hnd", false, 64}, {"nhd", true, 16}, {"nhd", true, 64}};
+	uint32_t rows = 0;
+
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+		struct pool pool;
+		char what[64];
+
+		pool_open(&pool, type, kinds[i].block_tokens, kinds[i].token_outer, tokens);
+		for (uint32_t threads = 1; threads <= 2; threads++) {
+			snprintf(what, sizeof(what), "type=%s layout=%s order=seq", type_name, kinds[i].layout);
+			decode_row(&pool, what, pool.in_order, threads, reps);
+			snprintf(what, sizeof(what), "type=%s layout=%s order=rnd", type_name, kinds[i].layout);
+			decode_row(&pool, what, pool.shuffled, threads, reps);
+			rows += 2;
+		}
+		pool_close(&pool);
+	}
+	return rows;
+}
+
+/* 512 causal queries at the end of 4608 keys: the multiplications that are not masked, two operations each. */
+static void prefill_row(const char *type_name, uint32_t type, uint32_t reps)
+{
+	const double keys = 4096.0 * PREFILL + PREFILL * (PREFILL + 1) / 2.0;
+	struct pool pool;
+	double rate[REPS_MAX];
+
+	pool_open(&pool, type, 64, false, 4096 + PREFILL);
+	for (uint32_t i = 0; i < reps; i++)
+		rate[i] = keys * Q_HEADS * DIM * 4 / attend_s(&pool, pool.in_order, PREFILL, 1) * 1e-9;
+	printf("prefill type=%s queries=%u keys=%u threads=1 GFLOPs=%.1f\n", type_name, PREFILL, 4096 + PREFILL,
+		median(rate, reps));
+	fflush(stdout);
+	pool_close(&pool);
+}
+
+int main(int argc, char **argv)
+{
+	const uint64_t tokens = argc > 1 ? strtoull(argv[1], NULL, 10) : 32768;
+	const uint32_t reps = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 7;
+	uint32_t rows = 0;
+
+	if (tokens < 64 || tokens % 64 || tokens > 1u << 24 || reps < 1 || reps > REPS_MAX) {
+		fprintf(stderr, "usage: kvbench-attn [tokens: a multiple of 64] [repetitions: 1..%u]\n", REPS_MAX);
+		return 2;
+	}
+	printf("isa=%s tokens=%llu repetitions=%u\n", kvattn_isa_name(), (unsigned long long)tokens, reps);
+	rows += decode_rows("f16", KVATTN_F16, tokens, reps);
+	rows += decode_rows("bf16", KVATTN_BF16, tokens, reps);
+	rows += decode_rows("f32", KVATTN_F32, tokens, reps);
+	prefill_row("f16", KVATTN_F16, reps);
+	prefill_row("f32", KVATTN_F32, reps);
+	printf("bench-attn: ok rows=%u\n", rows + 2);
+	return 0;
+}
