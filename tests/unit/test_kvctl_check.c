@@ -253,6 +253,58 @@ static void a_session_without_object_or_with_a_broken_one_is_found(void **state)
 	assert_says(f->out, "an object that no row lists");
 }
 
+/* Set one field wrong, look, and set it right again. */
+#define with(field, wrong, object, what) \
+	do { \
+		__typeof__(field) right_ = (field); \
+		(field) = (__typeof__(field))(wrong); \
+		expect_violation(f, object, what); \
+		(field) = right_; \
+	} while (0)
+
+static void every_number_that_is_said_twice_must_agree(void **state)
+{
+	struct fake *f = *state;
+	struct kvp_counters *c = &f->stats->counters;
+	const char *ns = "ns-0000000000000011";
+
+	with(c->slabs, 3, "stats", "slabs: gauge, rows: expected 3, found 2");
+	with(c->slab_bytes_allocated, 1, "stats", "slab_bytes_allocated: gauge, rows");
+	with(c->slab_bytes_staging, 4096, "stats", "slab_bytes_staging: gauge, objects");
+	with(c->sessions, 0, "stats", "sessions: gauge, rows");
+	with(f->slab_rows[1].use, 9, "slab 2", "use: expected 1 to 4, found 9");
+	with(f->slab_table[0].bytes, 4096, ns, "bytes of its slab as listed");
+	with(f->slab_table[0].number, 7, "slab 1", "in the slab table of its namespace");
+	with(f->ns_row->counters.clean, 4, ns, "clean blocks are published");
+	with(f->ns->ns_id, 0x12, ns, "ns_id as in its name");
+	with(f->ns->object_bytes, 4096, ns, "object_bytes as the file is long");
+	with(f->ns->slab_bytes, 2 * FAKE_SLAB, ns, "slab_bytes as in its row");
+	with(f->ns->slab_bytes, FAKE_SLAB - 1, ns, "a slab holds its slots");
+	with(f->ns_row->slots_per_slab, 15, ns, "slots_per_slab as in its row");
+	with(f->ns->base_id, 5, ns, "base_id as in its row");
+	with(f->ns->owner_uid, 5, ns, "owner_uid as in its row");
+	with(f->ns->mode, 0666, ns, "mode as in its row");
+	with(f->ns->block_stride, 4097, ns, "block_stride is block_bytes rounded up to pages");
+	with(f->blocks[0].key, ((struct kvp_key){{0, 0}}), "slot 0", "key of a published block");
+	with(f->blocks[8].word, kvp_word(5, KVP_BLOCK_RETIRED), "slot 8", "a retired slot has used up its generations");
+	expect_clean(f);
+}
+
+static void an_object_linked_twice_or_lost_is_found(void **state)
+{
+	struct fake *f = *state;
+	char path[128], other[128];
+
+	fake_path(f, path, "slab-1");
+	fake_path(f, other, "slab-9");
+	assert_int_equal(link(path, other), 0);
+	expect_violation(f, "slab-1", "a regular file of the pool's user, linked once");
+	unlink(other);
+	fake_path(f, path, "ns-0000000000000011");
+	unlink(path);
+	expect_violation(f, "ns-0000000000000011", "object of a listed namespace");
+}
+
 static void a_pool_file_that_names_another_pool_is_found(void **state)
 {
 	struct fake *f = *state;
@@ -363,6 +415,21 @@ static void what_a_running_daemon_does_not_put_right_is_found(void **state)
 	waitpid(pid, NULL, 0);
 }
 
+static void a_dead_session_that_a_running_daemon_keeps_is_found(void **state)
+{
+	struct fake *f = *state;
+	pid_t pid;
+
+	f->header->state = KVP_DAEMON_SERVING;
+	f->session_row->connected = 0; /* and nobody holds the lock */
+	f->session_row->pins = 5;
+	pid = beat(f, NULL, 0, 0);
+	expect_violation(f, "sess-0000000000000022", "socket closed, so its process lives and holds the lock");
+	assert_says(f->out, "pins: gauge, 1 in its table: expected 5, found 1");
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+}
+
 static void looking_fills_no_hole(void **state)
 {
 	struct fake *f = *state;
@@ -467,12 +534,15 @@ int main(void)
 		test(objects_nobody_lists_are_found),
 		test(objects_open_to_others_are_found),
 		test(a_session_without_object_or_with_a_broken_one_is_found),
+		test(every_number_that_is_said_twice_must_agree),
+		test(an_object_linked_twice_or_lost_is_found),
 		test(a_pool_file_that_names_another_pool_is_found),
 		test(a_broken_namespace_object_is_refused_without_a_crash),
 		test(what_a_killed_daemon_left_unfinished_is_no_violation_but_told),
 		test(json_lists_each_violation),
 		test(a_running_daemon_is_given_time_to_put_things_right),
 		test(what_a_running_daemon_does_not_put_right_is_found),
+		test(a_dead_session_that_a_running_daemon_keeps_is_found),
 		test(looking_fills_no_hole),
 		test(purge_without_a_daemon_leaves_nothing),
 		test(purge_leaves_alone_what_a_living_daemon_has),
