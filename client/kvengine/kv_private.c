@@ -139,19 +139,19 @@ int kv_private_open(const struct model *model, const struct kv_opts *opts, struc
 		return error_set(error, -ENOMEM, "not enough memory for a sequence");
 	p->store.ops = &private_ops;
 	p->store.n_layers = model->n_layers;
+	r = shape_fill(p, model, opts);
+	if (r < 0) {
+		private_close(&p->store);
+		return error_set(error, r, "libkvattn does not take blocks of %u tokens, %u heads of %u numbers: %s",
+			opts->block_tokens, model->n_kv_heads, model->head_dim, strerror(-r));
+	}
 	p->block_tokens = opts->block_tokens;
 	p->max_blocks = ((uint64_t)model->context + opts->block_tokens - 1) / opts->block_tokens;
 	p->blocks = calloc(p->max_blocks, sizeof(*p->blocks));
-	r = shape_fill(p, model, opts);
-	if (r < 0)
-		error_set(error, r, "libkvattn does not take blocks of %u tokens, %u heads of %u numbers: %s",
-			opts->block_tokens, model->n_kv_heads, model->head_dim, strerror(-r));
-	else if (!p->blocks)
-		r = error_set(error, -ENOMEM, "not enough memory for a table of %llu blocks",
-			(unsigned long long)p->max_blocks);
-	if (r < 0) {
+	if (!p->blocks) {
 		private_close(&p->store);
-		return r;
+		return error_set(error, -ENOMEM, "not enough memory for a table of %llu blocks",
+			(unsigned long long)p->max_blocks);
 	}
 	*store = &p->store;
 	return 0;

@@ -1,0 +1,174 @@
+/* test_engine_kv.c - where the engine keeps K and V: its own memory, or libkvpool's; with no daemon both give the same */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "../../client/kvengine/generate.h"
+#include "../../client/kvengine/kv.h"
+#include "../../client/kvengine/tokenizer.h"
+
+#define MODEL "tests/data/model/kjv.kvm"
+#define TOKENS "tests/data/model/kjv.tok"
+#define NOWHERE "/nonexistent/kvpoold.sock"
+
+static const char prompt[] =
+	"And it came to pass, when the king had heard the words of the prophet, that he rent his clothes.\n";
+
+struct engine {
+	struct model model;
+	struct tokenizer tokenizer;
+	uint32_t *ids;
+	uint64_t n;
+};
+
+static int engine_open(void **state)
+{
+	struct engine *e = calloc(1, sizeof(*e));
+	struct error error = {0};
+
+	if (model_open(&e->model, MODEL, &error) < 0 ||
+		tokenizer_open(&e->tokenizer, TOKENS, e->model.n_vocab, &error) < 0) {
+		print_error("%s\n", error.text);
+		return -1;
+	}
+	e->n = (uint64_t)tokenizer_encode(&e->tokenizer, prompt, strlen(prompt), e->model.context, &e->ids, &error);
+	*state = e;
+	return 0;
+}
+
+static int engine_close(void **state)
+{
+	struct engine *e = *state;
+
+	free(e->ids);
+	tokenizer_close(&e->tokenizer);
+	model_close(&e->model);
+	free(e);
+	return 0;
+}
+
+static struct kv_store *given_private(const struct engine *e, uint32_t block_tokens)
+{
+	const struct kv_opts opts = {.type = KVATTN_F16, .block_tokens = block_tokens};
+	struct kv_store *store = NULL;
+	struct error error = {0};
+
+	if (kv_private_open(&e->model, &opts, &store, &error) < 0)
+		fail_msg("%s", error.text);
+	return store;
+}
+
+static struct kv_store *given_pool(const struct engine *e, uint32_t type)
+{
+	const struct kv_opts opts = {.type = type, .block_tokens = 16};
+	const struct kv_pool_opts pool = {.socket = NOWHERE, .name = "test", .tokenizer = e->tokenizer.fingerprint};
+	struct kv_store *store = NULL;
+	struct error error = {0};
+
+	if (kv_pool_open(&e->model, &opts, &pool, &store, &error) < 0)
+		fail_msg("%s", error.text);
+	return store;
+}
+
+static void a_private_store_has_room_for_the_context_and_no_more(void **state)
+{
+	struct engine *e = *state;
+	struct kv_store *store = given_private(e, 7);
+	const uint32_t *ids = calloc(e->model.context + 7, sizeof(*ids));
+	struct error error = {0};
+	struct kvattn_table table;
+	uint32_t index;
+
+	assert_int_equal(store->ops->match(store, e->ids, e->n, &error), 0);
+	assert_null(store->ops->block(store, 0, &index));
+	assert_int_equal(store->ops->append(store, ids, 10, &error), 10);
+	assert_non_null(store->ops->block(store, 9, &index));
+	assert_int_equal(index, 2);
+	assert_null(store->ops->block(store, 10, &index));
+	assert_int_equal(store->ops->table(store, &table), 0);
+	assert_int_equal(table.n_tokens, 10);
+	assert_int_equal(table.n_blocks, 2);
+	assert_int_equal(store->ops->append(store, ids, e->model.context - 10, &error), e->model.context);
+	assert_int_equal(store->ops->append(store, ids, 7, &error), -ENOSPC);
+	assert_non_null(strstr(error.text, "context is full"));
+	store->ops->restart(store);
+	assert_int_equal(store->ops->append(store, ids, 1, &error), 1);
+	kv_close(store);
+	free((void *)(uintptr_t)ids);
+}
+
+static void a_store_that_libkvattn_cannot_serve_is_refused(void **state)
+{
+	struct engine *e = *state;
+	const struct kv_opts type = {.type = 99, .block_tokens = 16}, block = {.type = KVATTN_F32, .block_tokens = 0};
+	struct kv_store *store = NULL;
+	struct error error = {0};
+
+	assert_true(kv_private_open(&e->model, &type, &store, &error) < 0);
+	assert_null(store);
+	assert_true(kv_private_open(&e->model, &block, &store, &error) < 0);
+	assert_null(store);
+}
+
+static void without_a_daemon_the_pool_gives_what_private_memory_gives(void **state)
+{
+	static const uint32_t types[] = {KVATTN_F32, KVATTN_F16, KVATTN_BF16};
+	const struct generate_opts opts = {.steps = 40, .chunk = 24};
+	struct engine *e = *state;
+
+	for (int t = 0; t < 3; t++) {
+		const struct kv_opts kv = {.type = types[t], .block_tokens = 16};
+		struct generate_result alone, pooled;
+		struct kv_store *private = NULL, *pool = given_pool(e, types[t]);
+		struct error error = {0};
+
+		assert_int_equal(kv_private_open(&e->model, &kv, &private, &error), 0);
+		assert_int_equal(generate_run(&e->model, private, e->ids, e->n, &opts, &alone, &error), 0);
+		assert_int_equal(generate_run(&e->model, pool, e->ids, e->n, &opts, &pooled, &error), 0);
+		assert_int_equal(pooled.n_ids, alone.n_ids);
+		assert_memory_equal(pooled.ids, alone.ids, alone.n_ids * sizeof(*alone.ids));
+		assert_int_equal(pooled.reused_ram + pooled.reused_spill, 0);
+		assert_int_equal(pooled.copied_bytes, 0);
+		free(alone.ids);
+		free(pooled.ids);
+		kv_close(private);
+		kv_close(pool);
+	}
+}
+
+static void a_prompt_longer_than_the_context_is_refused(void **state)
+{
+	struct engine *e = *state;
+	const struct generate_opts opts = {.steps = 1, .chunk = 64};
+	uint32_t *ids = calloc(e->model.context + 1, sizeof(*ids));
+	struct kv_store *store = given_private(e, 16);
+	struct generate_result result;
+	struct error error = {0};
+
+	assert_int_equal(generate_run(&e->model, store, ids, e->model.context + 1, &opts, &result, &error), -E2BIG);
+	assert_non_null(strstr(error.text, "shorten it"));
+	assert_null(result.ids);
+	assert_int_equal(generate_run(&e->model, store, ids, 0, &opts, &result, &error), -E2BIG);
+	kv_close(store);
+	free(ids);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_private_store_has_room_for_the_context_and_no_more),
+		cmocka_unit_test(a_store_that_libkvattn_cannot_serve_is_refused),
+		cmocka_unit_test(without_a_daemon_the_pool_gives_what_private_memory_gives),
+		cmocka_unit_test(a_prompt_longer_than_the_context_is_refused),
+	};
+
+	return cmocka_run_group_tests(tests, engine_open, engine_close);
+}
