@@ -62,8 +62,8 @@ static double median(double *values, uint32_t n)
 }
 
 /* Four streams a quarter apart; the widest loads this processor has, so that the read is not what limits. */
-#define READ4(name, isa) \
-	__attribute__((target(isa), noinline)) static uint64_t name(const char *p, uint64_t bytes) \
+#define READ4(name, attributes) \
+	__attribute__(attributes) static uint64_t name(const char *p, uint64_t bytes) \
 	{ \
 		typedef uint64_t line __attribute__((vector_size(64), aligned(64), may_alias)); \
 		const uint64_t quarter = bytes / 4 / 128 * 128; \
@@ -77,10 +77,10 @@ static double median(double *values, uint32_t n)
 	}
 
 #if defined(__x86_64__)
-READ4(read4_avx512, "avx512f")
-READ4(read4_avx2, "avx2")
+READ4(read4_avx512, (noinline, target("avx512f")))
+READ4(read4_avx2, (noinline, target("avx2")))
 #endif
-READ4(read4_plain, "default")
+READ4(read4_plain, (noinline))
 
 static double read_gbps(const struct pool *pool)
 {
