@@ -16,6 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "purge.h"
+
 #include "admin.h"
 #include "kvctl.h"
 #include "option.h"
@@ -115,14 +117,14 @@ static int pool_file_lock(const struct pool *pool, char path[POOL_PATH_MAX], str
 	return fd;
 }
 
-static int purge_without_daemon(const struct options *options)
+int purge_without_daemon(const char *socket, const char *name, bool quiet)
 {
 	char path[POOL_PATH_MAX], text[POOL_UUID_TEXT] = "", size[QUANTITY_ROOM];
 	struct sweep sweep = {0};
 	struct pool pool;
 	uint8_t uuid[16];
 	struct stat st;
-	int fd, r = pool_find(&pool, options->socket, options->name);
+	int fd, r = pool_find(&pool, socket, name);
 
 	if (r)
 		return r;
@@ -145,8 +147,9 @@ static int purge_without_daemon(const struct options *options)
 		r = KVCTL_FAILED;
 	}
 	close(fd);
-	printf("purged pool %s: %u slabs and %u other objects, %s freed\n", pool.name, sweep.n_slabs, sweep.n_other,
-		quantity_bytes(size, sweep.bytes));
+	if (!quiet)
+		printf("purged pool %s: %u slabs and %u other objects, %s freed\n", pool.name, sweep.n_slabs,
+			sweep.n_other, quantity_bytes(size, sweep.bytes));
 	return r || sweep.n_failed ? KVCTL_FAILED : KVCTL_DONE;
 }
 
@@ -179,6 +182,9 @@ static int purge_by_daemon(const struct options *options, const char *admin, int
 	r = admin_ask(fd, "purge", KVP_MSG_PURGE, &ask, now_ns() + ANSWER_NS, &done);
 	if (r < 0)
 		admin_complain("purge", admin_path, r);
+	if (r == -ETIMEDOUT)
+		complain(
+			"purge: the daemon has the request and purges when it goes on; kill it, and purge again, to have it now");
 	if (r)
 		return r == -ETIMEDOUT ? KVCTL_DOWN : KVCTL_FAILED;
 	if (path[0])
@@ -208,7 +214,7 @@ int purge_command(int argc, char **argv)
 			admin_complain("purge", path, fd);
 			return fd == -ETIMEDOUT ? KVCTL_DOWN : KVCTL_FAILED;
 		}
-		return output_end(purge_without_daemon(&options));
+		return output_end(purge_without_daemon(options.socket, options.name, false));
 	}
 	r = purge_by_daemon(&options, admin, fd, path);
 	close(fd);

@@ -86,7 +86,7 @@ static void print_spill(const struct snapshot *snapshot)
 	text_clean(message, sizeof(message), snapshot->head.spill_message, sizeof(snapshot->head.spill_message));
 	text_clean(dir, sizeof(dir), snapshot->head.spill_dir, sizeof(snapshot->head.spill_dir));
 	if (!C(c->spill_state)) {
-		printf("SPILL  off%s%s\n", message[0] ? ": " : "", message);
+		printf("SPILL  %s\n", message[0] ? message : "off");
 		return;
 	}
 	printf("SPILL  ");

@@ -107,6 +107,49 @@ static void a_copy_that_never_holds_still_is_marked_and_comes_at_once(void **sta
 	assert_says(f->out, "sums may not add up");
 }
 
+static void a_daemon_that_changes_all_the_time_delays_nobody(void **state)
+{
+	struct fake *f = *state;
+	uint64_t before;
+	pid_t pid = fork();
+
+	while (pid == 0) { /* as a daemon under load: odd for a moment, even for a moment */
+		f->stats->version += 1;
+		for (unsigned i = 0; i < 2000; i++)
+			__asm__ volatile("");
+	}
+	before = fake_now();
+	assert_int_equal(run_here(f, "stats", "--json"), 0);
+	assert_true(fake_now() - before < 1000000000u);
+	json_decref(parsed(f));
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+}
+
+static void a_hundred_at_once_are_all_answered(void **state)
+{
+	struct fake *f = *state;
+	pid_t pids[100];
+
+	for (unsigned i = 0; i < 100; i++) {
+		pids[i] = fork();
+		if (pids[i] == 0) {
+			int null = open("/dev/null", O_WRONLY);
+
+			dup2(null, 1);
+			execl(kvctl_path(), "kvctl", "stats", "--socket", f->socket, (char *)NULL);
+			_exit(127);
+		}
+	}
+	for (unsigned i = 0; i < 100; i++) {
+		int status;
+
+		assert_true(waitpid(pids[i], &status, 0) == pids[i]);
+		/* the machine may be so busy that the heartbeat of this pool, which nobody renews, gets old */
+		assert_true(WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 3));
+	}
+}
+
 static void another_layout_is_refused_with_both_versions(void **state)
 {
 	struct fake *f = *state;
@@ -334,6 +377,8 @@ int main(void)
 		test(a_pool_of_another_boot_is_dead_whatever_its_heartbeat),
 		test(start_and_stop_are_told),
 		test(a_copy_that_never_holds_still_is_marked_and_comes_at_once),
+		test(a_daemon_that_changes_all_the_time_delays_nobody),
+		test(a_hundred_at_once_are_all_answered),
 		test(another_layout_is_refused_with_both_versions),
 		test(another_byte_order_or_magic_or_size_is_refused),
 		test(objects_cut_short_are_refused_without_a_crash),

@@ -1,0 +1,238 @@
+/* test_kvctl_admin.c - kvctl drain, evict and purge against an admin socket that answers well, badly, or not at all */
+#include "test_kvctl_fixture.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "kvpool_wire.h"
+
+enum answer {
+	ANSWER_DONE, /* n_done 5, n_left as given */
+	ANSWER_REFUSED,
+	ANSWER_GARBAGE,
+	ANSWER_SHORT,
+	ANSWER_OTHER_TYPE,
+	ANSWER_CLOSE,
+	ANSWER_NONE,
+};
+
+struct server {
+	pid_t pid;
+	struct kvp_msg *msg; /* what it was sent, in shared memory */
+	struct kvp_wire_admin *ask;
+};
+
+static void serve(int listener, enum answer answer, uint64_t n_left, struct server *server)
+{
+	struct {
+		struct kvp_msg msg;
+		struct kvp_wire_admin_done done;
+	} reply = {.done = {.n_done = 5, .n_left = n_left}};
+	char packet[4096];
+	int fd = accept(listener, NULL, NULL);
+	ssize_t n = recv(fd, packet, sizeof(packet), 0);
+	size_t bytes = sizeof(reply);
+
+	if (n != (ssize_t)(sizeof(*server->msg) + sizeof(*server->ask)))
+		_exit(1);
+	memcpy(server->msg, packet, sizeof(*server->msg));
+	memcpy(server->ask, packet + sizeof(*server->msg), sizeof(*server->ask));
+	reply.msg = (struct kvp_msg){.magic = KVP_WIRE_MAGIC,
+		.type = (uint16_t)(server->msg->type | KVP_MSG_REPLY),
+		.bytes = sizeof(reply),
+		.id = server->msg->id};
+	if (answer == ANSWER_REFUSED) {
+		reply.msg.status = -EACCES;
+		memcpy(&reply.done, "no\033[2J", 7);
+	} else if (answer == ANSWER_GARBAGE) {
+		memset(&reply, 0x5a, sizeof(reply));
+	} else if (answer == ANSWER_SHORT) {
+		bytes = reply.msg.bytes = sizeof(reply.msg) + 4;
+	} else if (answer == ANSWER_OTHER_TYPE) {
+		reply.msg.type = KVP_MSG_PING | KVP_MSG_REPLY;
+	}
+	if (answer == ANSWER_NONE)
+		pause();
+	if (answer != ANSWER_CLOSE && send(fd, &reply, bytes, 0) != (ssize_t)bytes)
+		_exit(1);
+	_exit(0);
+}
+
+static struct server server_start(struct fake *f, enum answer answer, uint64_t n_left)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct server server;
+	int listener = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+
+	server.msg = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	server.ask = (struct kvp_wire_admin *)(void *)(server.msg + 1);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s.admin", f->socket);
+	unlink(address.sun_path);
+	assert_int_equal(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
+	assert_int_equal(listen(listener, 1), 0);
+	server.pid = fork();
+	if (server.pid == 0)
+		serve(listener, answer, n_left, &server);
+	close(listener);
+	return server;
+}
+
+static void server_stop(struct fake *f, struct server *server)
+{
+	char path[128];
+
+	kill(server->pid, SIGKILL);
+	waitpid(server->pid, NULL, 0);
+	snprintf(path, sizeof(path), "%s.admin", f->socket);
+	unlink(path);
+}
+
+static void drain_asks_with_its_deadline_and_tells_what_is_left(void **state)
+{
+	struct fake *f = *state;
+	uint64_t now = fake_now();
+	struct server server = server_start(f, ANSWER_DONE, 0);
+
+	assert_int_equal(run_here(f, "drain", "--deadline", "20"), 0);
+	assert_says(f->out, "5 blocks written, 0 left");
+	assert_int_equal(server.msg->type, KVP_MSG_DRAIN);
+	assert_true(server.ask->deadline_ns >= now + 20000000000u && server.ask->deadline_ns < now + 25000000000u);
+	server_stop(f, &server);
+	server = server_start(f, ANSWER_DONE, 3);
+	assert_int_equal(run_here(f, "drain"), 1);
+	assert_says(f->out, "3 left");
+	server_stop(f, &server);
+}
+
+static void evict_names_the_namespace_and_the_number(void **state)
+{
+	struct fake *f = *state;
+	struct server server = server_start(f, ANSWER_DONE, 0);
+
+	assert_int_equal(run_here(f, "evict", "--ns", "model", "7"), 0);
+	assert_says(f->out, "5 blocks");
+	assert_int_equal(server.msg->type, KVP_MSG_EVICT);
+	assert_int_equal(server.ask->ns_id, FAKE_NS);
+	assert_int_equal(server.ask->n, 7);
+	server_stop(f, &server);
+	server = server_start(f, ANSWER_DONE, 0);
+	assert_int_equal(run_here(f, "evict", "--ns", "0000000000000011"), 0);
+	assert_int_equal(server.ask->ns_id, FAKE_NS);
+	assert_true(server.ask->n == UINT64_MAX);
+	server_stop(f, &server);
+	assert_int_equal(run_here(f, "evict", "--ns", "other"), 1);
+	assert_says(f->err, "no namespace other");
+	assert_int_equal(run_here(f, "evict", "0"), 2);
+}
+
+static void namespaces_of_one_name_are_told_apart_by_their_ids(void **state)
+{
+	struct fake *f = *state;
+
+	f->ns_row[1] = f->ns_row[0];
+	f->ns_row[1].ns_id = 0x12;
+	assert_int_equal(run_here(f, "evict", "--ns", "model"), 1);
+	assert_says(f->err, "0000000000000011");
+	assert_says(f->err, "0000000000000012");
+}
+
+static void a_refusal_is_told_in_the_daemon_s_words_made_harmless(void **state)
+{
+	struct fake *f = *state;
+	struct server server = server_start(f, ANSWER_REFUSED, 0);
+
+	assert_int_equal(run_here(f, "drain"), 1);
+	assert_says(f->err, "refuses: no?[2J");
+	server_stop(f, &server);
+}
+
+static void answers_that_are_none_are_errors(void **state)
+{
+	struct fake *f = *state;
+	static const enum answer answers[] = {ANSWER_GARBAGE, ANSWER_SHORT, ANSWER_OTHER_TYPE, ANSWER_CLOSE};
+
+	for (unsigned i = 0; i < 4; i++) {
+		struct server server = server_start(f, answers[i], 0);
+
+		assert_int_equal(run_here(f, "drain"), 1);
+		server_stop(f, &server);
+	}
+}
+
+static void silence_ends_at_the_deadline(void **state)
+{
+	struct fake *f = *state;
+	struct server server = server_start(f, ANSWER_NONE, 0);
+	uint64_t before = fake_now();
+
+	assert_int_equal(run_here(f, "drain", "--deadline", "0.1"), 3);
+	assert_true(fake_now() - before < 9000000000u);
+	assert_says(f->err, "no answer");
+	server_stop(f, &server);
+}
+
+static void nobody_there_is_told(void **state)
+{
+	struct fake *f = *state;
+
+	assert_int_equal(run_here(f, "drain"), 3);
+	assert_says(f->err, "nobody listens");
+	assert_int_equal(run_here(f, "evict"), 3);
+	assert_int_equal(run_here(f, "ping", "--timeout", "0"), 3);
+	assert_int_equal(run(f, "ping", "--name", f->name, "--timeout", "0"), 3);
+	assert_int_equal(run_here(f, "ping", "--timeout", "x"), 2);
+}
+
+static void purge_by_the_daemon_waits_until_its_file_is_gone(void **state)
+{
+	struct fake *f = *state;
+	struct server server = server_start(f, ANSWER_DONE, 0);
+	uint64_t before = fake_now();
+	pid_t pid = fork();
+
+	if (pid == 0) { /* the daemon's last act comes after its answer */
+		usleep(300000);
+		unlink(f->pool_file);
+		_exit(0);
+	}
+	assert_int_equal(run_here(f, "purge"), 0);
+	assert_int_equal(server.msg->type, KVP_MSG_PURGE);
+	assert_true(fake_now() - before >= 250000000u);
+	waitpid(pid, NULL, 0);
+	server_stop(f, &server);
+}
+
+static void a_socket_path_too_long_is_refused(void **state)
+{
+	struct fake *f = *state;
+	char path[120];
+
+	memset(path, 'x', sizeof(path));
+	path[0] = '/';
+	path[104] = 0; /* fits, but not with .admin */
+	assert_int_equal(run(f, "drain", "--socket", path), 2);
+	path[104] = 'x';
+	path[119] = 0;
+	assert_int_equal(run(f, "ping", "--socket", path), 2);
+	assert_int_equal(run(f, "stats", "--socket", path), 2);
+}
+
+#define test(name) cmocka_unit_test_setup_teardown(name, fake_setup, fake_teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		test(drain_asks_with_its_deadline_and_tells_what_is_left),
+		test(evict_names_the_namespace_and_the_number),
+		test(namespaces_of_one_name_are_told_apart_by_their_ids),
+		test(a_refusal_is_told_in_the_daemon_s_words_made_harmless),
+		test(answers_that_are_none_are_errors),
+		test(silence_ends_at_the_deadline),
+		test(nobody_there_is_told),
+		test(purge_by_the_daemon_waits_until_its_file_is_gone),
+		test(a_socket_path_too_long_is_refused),
+	};
+
+	return cmocka_run_group_tests_name("kvctl admin", tests, NULL, NULL);
+}
