@@ -227,8 +227,10 @@ static void io_end(struct io *io, struct io_op *op, int64_t res)
 }
 
 /* May mean that only io_uring is refused, not the operation. */
-static bool io_is_refusal(int64_t res)
+static bool io_is_refusal(const struct io_op *op, int64_t res)
 {
+	if (op->kind == IO_OPEN && (res == -EPERM || res == -EACCES))
+		return false;
 	return res == -EINVAL || res == -EOPNOTSUPP || res == -ENOSYS || res == -EPERM || res == -EACCES;
 }
 
@@ -243,7 +245,8 @@ static int64_t io_fault(struct io_op *op, int64_t res)
 	static const char *const names[] = {[IO_READ] = "io.read",
 		[IO_WRITE] = "io.write",
 		[IO_DATASYNC] = "io.sync",
-		[IO_ALLOCATE] = "io.allocate"};
+		[IO_ALLOCATE] = "io.allocate",
+		[IO_OPEN] = "io.open"};
 	int64_t most;
 
 	res = FAULT_INT(names[op->kind], res);
@@ -317,7 +320,7 @@ static void io_step(struct io *io, struct io_op *op, bool by_ring)
 	int64_t res = op->own.res;
 	int r;
 
-	if (by_ring && io_is_refusal(res) && !op->own.refused && io_open_twin(io) == 0) {
+	if (by_ring && io_is_refusal(op, res) && !op->own.refused && io_open_twin(io) == 0) {
 		op->own.refused = (int)-res;
 		io_twin_start(io->twin, op);
 		return;
@@ -332,7 +335,7 @@ static void io_step(struct io *io, struct io_op *op, bool by_ring)
 	} else if (res < 0) {
 		io_end(io, op, res);
 	} else if (!io_moves(op)) {
-		io_end(io, op, 0);
+		io_end(io, op, res);
 	} else if (op->own.moved + (uint64_t)res >= op->own.total) {
 		io_end(io, op, (int64_t)op->own.total);
 	} else {

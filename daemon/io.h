@@ -20,6 +20,7 @@ enum io_kind {
 	IO_WRITE,
 	IO_DATASYNC,
 	IO_ALLOCATE, /* room for iov[0].iov_len bytes at off, as fallocate(): no wait for the file system in the loop */
+	IO_OPEN, /* the path at iov[0].iov_base with the flags in off; done() gets a descriptor, to be closed there */
 };
 
 /* Embedded in its owner, untouched from io_submit() to done(). */
@@ -29,7 +30,7 @@ struct io_op {
 	uint64_t off;
 	struct iovec iov[2]; /* as given; the engine keeps its own place */
 	int n_iov;
-	/* bytes moved (all of them), 0 for DATASYNC and ALLOCATE; or -errno; end of file: -ENODATA */
+	/* bytes moved (all of them), 0 for DATASYNC and ALLOCATE, a descriptor for OPEN; or -errno; end of file: -ENODATA */
 	void (*done)(struct io_op *op, int64_t res);
 	void *owner;
 	struct { /* the engine's */

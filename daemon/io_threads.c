@@ -62,6 +62,9 @@ static int64_t twin_do(const struct io_op *op)
 	case IO_ALLOCATE:
 		r = fallocate(op->fd, 0, (off_t)op->off, (off_t)op->iov[0].iov_len);
 		break;
+	case IO_OPEN:
+		r = open(op->iov[0].iov_base, (int)op->off);
+		break;
 	}
 	return r < 0 ? -errno : r;
 }

@@ -2,14 +2,18 @@
  * spill_health.c - what fails, what is set aside for it, and how it comes back
  *
  * A failed write or flush takes the store down: no more writes until a probe write at a place of its own has gone
- * through, tried after 1 s, then twice as long each time, 30 s at most.  The segment is BAD: never written again until
+ * through, tried after 1 s, then twice as long each time, 30 s at most.  The same when a look at the file, every 2 s,
+ * finds it gone or its directory unwritable: an open descriptor alone would not tell.  The segment is BAD: never written again until
  * every byte that was written to it has been overwritten, flushed and read back by a probe.  Before that its living
  * records must have had their turn, for the probe would overwrite them.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "fault.h"
 #include "loop.h"
@@ -18,6 +22,8 @@
 #define BACKOFF_MIN_NS SPILL_SECOND
 #define BACKOFF_MAX_NS (30 * SPILL_SECOND)
 #define FULL_NS (5 * SPILL_SECOND)
+#define LOOK_NS (2 * SPILL_SECOND)
+#define STEADY_NS (5 * SPILL_SECOND) /* up for less: the next back-off goes on where the last one was */
 
 static uint64_t backoff_next(uint64_t backoff_ns)
 {
@@ -35,7 +41,10 @@ static void health_set(struct spill *spill, enum spill_state state, const char *
 	if (health->state == state)
 		return;
 	health->state = state;
-	health->backoff_ns = BACKOFF_MIN_NS;
+	if (health->backoff_ns && loop_now() - health->up_since_ns < STEADY_NS)
+		health->backoff_ns = backoff_next(health->backoff_ns);
+	else
+		health->backoff_ns = BACKOFF_MIN_NS;
 	health->probe_at_ns = loop_now() + health->backoff_ns;
 	if (gmtime_r(&now, &tm))
 		strftime(since, sizeof(since), "%Y-%m-%d %H:%M:%S UTC", &tm);
@@ -99,23 +108,20 @@ void health_full(struct spill *spill, int err)
 
 static void probe_done(struct io_op *op, int64_t res);
 
-static void probe_pattern(const struct probe *probe, uint8_t *bytes, size_t n)
+static uint8_t probe_byte(uint64_t at)
 {
-	for (size_t i = 0; i < n; i++)
-		bytes[i] = (uint8_t)((probe->at + i) / SPILL_PAGE * 31 + i);
+	return (uint8_t)(at / SPILL_PAGE * 31 + at);
 }
 
 static void probe_step(struct spill *spill)
 {
 	static const enum io_kind kinds[] = {
-		[PROBE_WRITE] = IO_WRITE, [PROBE_SYNC] = IO_DATASYNC, [PROBE_READ] = IO_READ};
+		[PROBE_FILE] = IO_OPEN, [PROBE_WRITE] = IO_WRITE, [PROBE_SYNC] = IO_DATASYNC, [PROBE_READ] = IO_READ};
 	struct probe *probe = &spill->health.probe;
 	size_t n = probe->end - probe->at < SPILL_PROBE_BYTES ? (size_t)(probe->end - probe->at) : SPILL_PROBE_BYTES;
 
-	if (probe->stage == PROBE_WRITE)
-		probe_pattern(probe, probe->bytes, n);
-	else
-		memset(probe->bytes, 0, n);
+	for (size_t i = 0; i < n; i++)
+		probe->bytes[i] = probe->stage == PROBE_WRITE ? probe_byte(probe->at + i) : 0;
 	probe->op = (struct io_op){.kind = kinds[probe->stage],
 		.fd = spill->file.fd,
 		.off = probe->at,
@@ -123,6 +129,11 @@ static void probe_step(struct spill *spill)
 		.n_iov = probe->stage == PROBE_SYNC ? 0 : 1,
 		.done = probe_done,
 		.owner = spill};
+	if (probe->stage == PROBE_FILE) {
+		probe->op.iov[0].iov_base = spill->file.path;
+		probe->op.off = O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+		probe->op.n_iov = 0;
+	}
 	io_submit(spill->io, &probe->op);
 }
 
@@ -130,11 +141,29 @@ static void probe_start(struct spill *spill, uint32_t i)
 {
 	struct probe *probe = &spill->health.probe;
 
+	probe->only_file = i == SPILL_NO_SEGMENT && spill->health.state == SPILL_UP;
 	probe->segment = i;
-	probe->at = i == SPILL_NO_SEGMENT ? SPILL_PROBE_OFF : segment_off(spill, i);
+	probe->start = probe->at = i == SPILL_NO_SEGMENT ? SPILL_PROBE_OFF : segment_off(spill, i);
 	probe->end = probe->at + (i == SPILL_NO_SEGMENT ? SPILL_PAGE : spill->segments[i].used);
-	probe->stage = PROBE_WRITE;
+	probe->stage = i == SPILL_NO_SEGMENT ? PROBE_FILE : PROBE_WRITE;
 	probe_step(spill);
+}
+
+/* @fd: the file by its path, or -errno. Return: 0; an errno. */
+static int probe_file(const struct spill *spill, int64_t fd)
+{
+	struct stat there, ours;
+	int err = fd < 0 ? (int)-fd : 0;
+
+	if (!err && (fstat((int)fd, &there) < 0 || fstat(spill->file.fd, &ours) < 0))
+		err = errno;
+	if (!err && (there.st_ino != ours.st_ino || there.st_dev != ours.st_dev))
+		err = ESTALE;
+	if (!err && faccessat(AT_FDCWD, spill->opts.dir, W_OK | X_OK, AT_EACCESS) < 0)
+		err = errno; /* the open has just been along this path: no wait */
+	if (fd >= 0)
+		close((int)fd);
+	return err;
 }
 
 static void probe_end(struct spill *spill, int err)
@@ -144,12 +173,17 @@ static void probe_end(struct spill *spill, int err)
 
 	health->probe.stage = PROBE_IDLE;
 	if (health->probe.segment == SPILL_NO_SEGMENT) {
-		if (err) {
+		health->look_at_ns = loop_now() + LOOK_NS;
+		if (health->probe.only_file) {
+			if (err)
+				health_failed(spill, SPILL_NO_SEGMENT, "looking at the file", err);
+		} else if (err) {
 			health->last_errno = err;
 			health->backoff_ns = backoff_next(health->backoff_ns);
 			health->probe_at_ns = loop_now() + health->backoff_ns;
 		} else {
 			health->state = SPILL_UP;
+			health->up_since_ns = loop_now();
 			health->what[0] = 0;
 		}
 		return;
@@ -164,36 +198,55 @@ static void probe_end(struct spill *spill, int err)
 	}
 }
 
+static bool probe_matches(const struct probe *probe, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (probe->bytes[i] != probe_byte(probe->at + i))
+			return false;
+	return true;
+}
+
+/* Write from start to end, flush, read from start to end. Return: 1: proved good; 0: more to do; -errno. */
+static int probe_advance(struct spill *spill, int64_t res)
+{
+	struct probe *probe = &spill->health.probe;
+
+	switch (probe->stage) {
+	case PROBE_FILE:
+		res = -probe_file(spill, res);
+		probe->stage = PROBE_WRITE;
+		return res < 0 ? (int)res : probe->only_file;
+	case PROBE_SYNC:
+		if (res < 0) /* the kernel tells a lost page once, and now it has told us */
+			health_flush_failed(spill, (int)-res);
+		probe->stage = PROBE_READ;
+		probe->at = probe->start;
+		return (int)res;
+	default:
+		break;
+	}
+	if (res < 0)
+		return (int)res;
+	if (probe->stage == PROBE_READ && !probe_matches(probe, (size_t)res))
+		return -EIO;
+	probe->at += (uint64_t)res;
+	if (probe->at < probe->end)
+		return 0;
+	if (probe->stage == PROBE_READ)
+		return 1;
+	probe->stage = PROBE_SYNC;
+	return 0;
+}
+
 static void probe_done(struct io_op *op, int64_t res)
 {
 	struct spill *spill = op->owner;
-	struct probe *probe = &spill->health.probe;
-	uint64_t start = probe->segment == SPILL_NO_SEGMENT ? SPILL_PROBE_OFF : segment_off(spill, probe->segment);
+	int r = probe_advance(spill, FAULT_INT("spill.probe", res));
 
-	res = FAULT_INT("spill.probe", res);
-	if (res < 0) {
-		probe_end(spill, (int)-res);
-		return;
-	}
-	if (probe->stage == PROBE_READ)
-		for (size_t i = 0; i < (size_t)res; i++)
-			if (probe->bytes[i] != (uint8_t)((probe->at + i) / SPILL_PAGE * 31 + i)) {
-				probe_end(spill, EIO);
-				return;
-			}
-	if (probe->stage == PROBE_SYNC) {
-		probe->stage = PROBE_READ;
-		probe->at = start;
-	} else {
-		probe->at += (uint64_t)res;
-		if (probe->at >= probe->end && probe->stage == PROBE_READ) {
-			probe_end(spill, 0);
-			return;
-		}
-		if (probe->at >= probe->end)
-			probe->stage = PROBE_SYNC;
-	}
-	probe_step(spill);
+	if (r == 0)
+		probe_step(spill);
+	else
+		probe_end(spill, r < 0 ? -r : 0);
 }
 
 static uint32_t segment_to_probe(const struct spill *spill)
@@ -227,6 +280,6 @@ void health_tick(struct spill *spill)
 		return;
 	}
 	i = segment_to_probe(spill);
-	if (i != SPILL_NO_SEGMENT)
+	if (i != SPILL_NO_SEGMENT || loop_now() >= health->look_at_ns)
 		probe_start(spill, i);
 }

@@ -147,7 +147,7 @@ void segment_no_space(struct spill *spill, uint32_t i, int err)
 	spill->stats.write_errors++;
 	if (spill->open == i)
 		segment_close(spill);
-	spill->no_space_until_ns = loop_now() + NO_SPACE_WAIT_NS;
+	spill->no_space_until_ns = spill->segments[i].probe_at_ns = loop_now() + NO_SPACE_WAIT_NS;
 	health_full(spill, err);
 }
 
@@ -178,6 +178,7 @@ static uint32_t segment_empty(const struct spill *spill)
 static uint32_t segment_victim(const struct spill *spill, bool *busy)
 {
 	uint32_t best = SPILL_NO_SEGMENT;
+	uint64_t now = loop_now();
 
 	*busy = false;
 	for (uint32_t i = 0; i < spill->n_present; i++) {
@@ -189,8 +190,11 @@ static uint32_t segment_victim(const struct spill *spill, bool *busy)
 			*busy = true;
 			continue;
 		}
-		if (segment->state == SEGMENT_FULL && !segment->n_live)
-			return i;
+		if (segment->state == SEGMENT_FULL && !segment->n_live) {
+			if (now >= segment->probe_at_ns)
+				return i;
+			continue;
+		}
 		if (best == SPILL_NO_SEGMENT || segment->sequence < spill->segments[best].sequence)
 			best = i;
 	}

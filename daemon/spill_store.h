@@ -76,7 +76,8 @@ struct segment {
 	uint64_t sequence;
 	uint64_t used; /* where the next record goes */
 	uint64_t dirty_serial; /* of the last write that ended here */
-	uint64_t probe_at_ns, backoff_ns; /* BAD */
+	uint64_t probe_at_ns,
+		backoff_ns; /* BAD; FULL and nothing lives in it: the file system had no room for it, wait */
 	struct record *records; /* in the order of the log */
 };
 
@@ -104,6 +105,7 @@ void segment_allocate(struct spill *spill);
 
 enum probe_stage {
 	PROBE_IDLE,
+	PROBE_FILE, /* is our file still there, and may we write there? */
 	PROBE_WRITE,
 	PROBE_SYNC,
 	PROBE_READ,
@@ -111,8 +113,9 @@ enum probe_stage {
 
 struct probe {
 	enum probe_stage stage;
+	bool only_file; /* the store is up: a look now and then */
 	uint32_t segment; /* SPILL_NO_SEGMENT: the store, at SPILL_PROBE_OFF */
-	uint64_t at, end;
+	uint64_t start, at, end;
 	uint8_t *bytes;
 	struct io_op op;
 };
@@ -121,6 +124,8 @@ struct health {
 	enum spill_state state; /* UP, DOWN or FULL */
 	int last_errno;
 	uint64_t probe_at_ns, backoff_ns;
+	uint64_t look_at_ns; /* UP: at the file, again */
+	uint64_t up_since_ns;
 	char what[224]; /* went wrong, and since when */
 	struct probe probe;
 	struct log_limit limit;
