@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "guard.h"
 #include "index.h"
 #include "kvpool_desc.h"
 #include "log.h"
@@ -92,7 +93,8 @@ static void slot_push_free(struct ns *ns, struct slab *slab, uint32_t index)
 	slab->slots[index].next = slab->free_head;
 	slab->free_head = index + 1;
 	slab->n_free++;
-	ns->n_free++;
+	if (!slab->condemned)
+		ns->n_free++;
 }
 
 /* Back to FREE: the generation goes up, so whatever was said of the slot before is known to be old. */
@@ -102,6 +104,7 @@ static void block_free(struct ns *ns, uint64_t slot)
 
 	if (generation >= KVP_GENERATION_MAX) {
 		block_set_word(ns, slot, KVP_GENERATION_MAX, KVP_BLOCK_RETIRED);
+		ns_slot(ns, slot)->who = NULL;
 		return;
 	}
 	block_set_word(ns, slot, generation, KVP_BLOCK_FREE);
@@ -120,7 +123,7 @@ static uint64_t slot_pop_free(struct ns *ns, uint32_t node, const struct slab *a
 	for (uint32_t place = 0; place < ns->head->max_places; place++) {
 		struct slab *slab = ns->d->slabs[place];
 
-		if (!slab || slab->ns != ns || !slab->n_free || slab == away_from)
+		if (!slab || slab->ns != ns || !slab->n_free || slab == away_from || slab->condemned)
 			continue;
 		/* the fullest one on that node: emptier slabs get the chance to become empty */
 		if (!best || (slab->node == node && best->node != node) ||
@@ -149,6 +152,7 @@ static void grant_link(struct member *member, uint64_t slot)
 		ns_slot(member->ns, member->grants - 1)->prev = (uint32_t)slot + 1;
 	member->grants = slot + 1;
 	member->n_grants++;
+	member->session->grants_at[slot_place(member->ns, slot)]++;
 	gauge_add(&member->session->row->grants, 1);
 }
 
@@ -164,6 +168,7 @@ static void grant_unlink(struct member *member, uint64_t slot)
 		ns_slot(member->ns, side->next - 1u)->prev = side->prev;
 	side->who = NULL;
 	member->n_grants--;
+	member->session->grants_at[slot_place(member->ns, slot)]--;
 	gauge_add(&member->session->row->grants, -1);
 }
 
@@ -321,11 +326,22 @@ int block_admit(struct ns *ns, const struct kvp_wire_item *item, struct kvp_wire
 	return 0;
 }
 
-static struct entry *block_entry(struct ns *ns, const struct kvp_wire_item *item)
+struct entry *block_entry(struct ns *ns, const struct kvp_wire_item *item)
 {
 	struct entry *e = ns_entry(ns, &item->key);
 
-	return e ? e : ns_entry_add(ns, &item->key, &item->parent);
+	if (!e)
+		return ns_entry_add(ns, &item->key, &item->parent);
+	/* one that was to go when its transfer has ended: now it stays */
+	e->doomed = false;
+	ns_entry_link(e);
+	if (e->cold && (e->bytes != item->used_bytes || e->used_tokens != item->used_tokens)) {
+		/* not the same block, whatever its writer says: the cold copy is not one of this */
+		tier_cold_forget(ns->d, e->cold);
+		e->cold = 0;
+		gauge_add(&ns->row->counters.cold, -1);
+	}
+	return e;
 }
 
 void block_publish_grant(struct member *member, const struct kvp_wire_item *item, struct kvp_wire_result *result)
@@ -347,8 +363,8 @@ void block_publish_grant(struct member *member, const struct kvp_wire_item *item
 		return;
 	}
 	grant_unlink(member, item->slot);
+	/* no hold: a writer that goes on using it has pinned the slot before it sent this */
 	block_make_hot(e, item->slot, item->used_bytes, item->used_tokens);
-	block_hold(e);
 	result->result = KVP_PUB_STORED;
 	result->slot = item->slot;
 	result->generation = item->generation;
@@ -404,21 +420,29 @@ static bool block_drain(struct entry *e)
 	return false;
 }
 
-static bool block_held(struct entry *e)
+bool block_is_held(struct entry *e)
 {
-	if (e->hold_until && (int32_t)(daemon_tick(e->ns->d) - e->hold_until) >= 0)
+	struct ns *ns = e->ns;
+	uint32_t before = e->hold_until - TICKS_PER_SECOND - 1, used = before;
+
+	if (ns_slot(ns, e->slot)->io)
+		return true;
+	if (!e->hold_until)
+		return false;
+	/* the hold is over when its second is, or when somebody has used the block since; a pin counts by itself */
+	session_pins(ns->d, slot_place(ns, e->slot), slot_index(ns, e->slot), &used);
+	if (used != before || (int32_t)(daemon_tick(ns->d) - e->hold_until) >= 0)
 		e->hold_until = 0;
-	return e->hold_until || ns_slot(e->ns, e->slot)->io;
+	return e->hold_until;
 }
 
-bool block_evict(struct entry *e)
+/* Its hot copy, DRAINING, goes: unlinked from the index, then free. The entry goes too when nothing is left of it. */
+static void block_unpublish(struct entry *e)
 {
 	struct ns *ns = e->ns;
 	struct index index = block_index(ns);
 	uint64_t slot = e->slot;
 
-	if (block_held(e) || !block_drain(e))
-		return false;
 	index_remove(&index, &e->key, slot);
 	block_free(ns, slot);
 	ns_entry_set_cold_only(e);
@@ -426,12 +450,42 @@ bool block_evict(struct entry *e)
 	if (e->cold) {
 		gauge_add(&ns->row->counters.clean, -1);
 		gauge_add(&ns->row->counters.cold, 1);
-		return true;
+		return;
 	}
 	gauge_add(&ns->row->counters.dropped, 1);
 	ns_ghost_add(ns, &e->key, KVP_MISS_EVICTED);
 	ns_entry_drop(e);
+}
+
+bool block_evict(struct entry *e)
+{
+	if (block_is_held(e) || !block_drain(e))
+		return false;
+	block_unpublish(e);
 	return true;
+}
+
+bool block_drop_slab(struct ns *ns, struct slab *slab)
+{
+	bool done = true;
+
+	for (uint32_t i = 0; i < slab->n_slots; i++) {
+		uint64_t slot = (uint64_t)slab->place * ns->head->slots_per_slab + i;
+		enum kvp_block_state state = kvp_word_state(block_word(ns, slot));
+
+		if (slab->slots[i].io || state == KVP_BLOCK_RESTORING) {
+			done = false;
+		} else if (state == KVP_BLOCK_GRANTED || (state == KVP_BLOCK_TAKEN && slab->slots[i].who)) {
+			grant_unlink(slab->slots[i].who, slot);
+			block_free(ns, slot);
+		} else if (state == KVP_BLOCK_TAKEN) {
+			done = false; /* a dead daemon's read */
+		} else if (state == KVP_BLOCK_PUBLISHED) {
+			block_set_word(ns, slot, kvp_word_generation(block_word(ns, slot)), KVP_BLOCK_DRAINING);
+			block_unpublish(slab->slots[i].who);
+		}
+	}
+	return done;
 }
 
 bool block_move(struct entry *e, struct slab *away_from)
@@ -441,7 +495,7 @@ bool block_move(struct entry *e, struct slab *away_from)
 	uint64_t from = e->slot, to;
 	uint64_t stamp = e->stamp;
 
-	if (block_held(e))
+	if (block_is_held(e))
 		return false;
 	to = slot_pop_free(ns, away_from->node, away_from);
 	if (to == NO_SLOT)
@@ -455,6 +509,11 @@ bool block_move(struct entry *e, struct slab *away_from)
 		return false;
 	}
 	memcpy(ns_slot_data(ns, to), ns_slot_data(ns, from), e->bytes);
+	if (guard_condemned(away_from->guard)) { /* a writer cut it: what was copied is not what was published */
+		block_unpublish(e);
+		block_free(ns, to);
+		return false;
+	}
 	ns_entry_set_cold_only(e);
 	index_remove(&index, &e->key, from);
 	if (e->cold) {
@@ -470,18 +529,10 @@ bool block_move(struct entry *e, struct slab *away_from)
 
 /* ---- after a restart ---- */
 
-static struct session *session_by_id(struct daemon *d, uint64_t id)
-{
-	for (struct session *s = d->sessions; s; s = s->next)
-		if (id && s->id == id)
-			return s;
-	return NULL;
-}
-
 /* GRANTED and TAKEN: with its owner as long as that lives. */
 static bool adopt_grant(struct ns *ns, uint64_t slot)
 {
-	struct session *s = session_by_id(ns->d, ns->blocks[slot].key.w[0]);
+	struct session *s = session_find(ns->d, ns->blocks[slot].key.w[0]);
 	struct member *member = s ? session_join(s, ns, true) : NULL;
 
 	if (!member)
@@ -511,7 +562,6 @@ static void adopt_published(struct ns *ns, struct slab *slab, uint64_t slot)
 	gauge_add(&ns->row->counters.published, 1);
 	e->bytes = block->used_bytes;
 	e->used_tokens = block->used_tokens;
-	block->slab_number = slab->number;
 	slab->slots[slot_index(ns, slot)].who = e;
 	e->stamp = 0;
 	session_pins(ns->d, slab->place, slot_index(ns, slot), &e->stamp);
@@ -532,6 +582,14 @@ void block_adopt_slab(struct ns *ns, struct slab *slab)
 		enum kvp_block_state state = kvp_word_state(word);
 
 		gauge_add(&ns->row->counters.slots, 1);
+		if (ns->blocks[slot].slab_number != slab->number) {
+			/* the words are of another slab that was here: what they say is not of these bytes */
+			if (state != KVP_BLOCK_FREE && state != KVP_BLOCK_RETIRED) {
+				atomic_store(&ns->blocks[slot].word, kvp_word(++generation, KVP_BLOCK_FREE));
+				state = KVP_BLOCK_FREE;
+			}
+			ns->blocks[slot].slab_number = slab->number;
+		}
 		switch (state) {
 		case KVP_BLOCK_PUBLISHED:
 		case KVP_BLOCK_DRAINING: /* put back */
@@ -602,6 +660,7 @@ void block_sweep(struct daemon *d)
 			gauge_set(&s->row->pins, s->sweep_pins);
 			s->sweep_pins = 0;
 		}
+		session_limit_pins(d);
 	}
 	while (ns && looks < SWEEP_LOOKS) {
 		struct slab *slab = at_place < ns->head->max_places ? d->slabs[at_place] : NULL;

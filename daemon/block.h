@@ -46,9 +46,17 @@ int block_admit(struct ns *ns, const struct kvp_wire_item *item, struct kvp_wire
 
 /** block_evict() - let go of the hot copy if nobody pins it. Return: false: pinned, held or busy; its stamp is renewed. */
 bool block_evict(struct entry *e);
-/** block_hold() - keep it from eviction for about a second, until whoever was told of it has pinned it */
+/** block_hold() - keep it from eviction until whoever was told of it has used it, for about a second at most */
 void block_hold(struct entry *e);
-/** block_move() - copy a published block to a free slot of another slab of its namespace. Return: false: pinned or no slot. */
+/** block_is_held() - by block_hold(), or by a transfer of its bytes */
+bool block_is_held(struct entry *e);
+/** block_drop_slab() - all blocks of a condemned slab go, pinned or not, and all grants in it.
+ *  Return: false: a transfer is still under way in it, call again. */
+bool block_drop_slab(struct ns *ns, struct slab *slab);
+/** block_entry() - the entry for an item that was admitted, made if need be. NULL: no memory. */
+struct entry *block_entry(struct ns *ns, const struct kvp_wire_item *item);
+/** block_move() - copy a published block to a free slot of another slab of its namespace. Return: false: pinned, no slot,
+ *  or its bytes are broken. */
 bool block_move(struct entry *e, struct slab *away_from);
 
 /** block_adopt_slab() - after a restart: go through the descriptors of a slab */

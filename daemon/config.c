@@ -19,6 +19,7 @@ enum option_kind {
 	OPTION_OCTAL,
 	OPTION_BOOL,
 	OPTION_SPILL,
+	OPTION_LISTEN,
 };
 struct option_row {
 	const char *name;
@@ -38,6 +39,8 @@ static const struct option_row options[] = {
 		"socket of drain, evict and purge (default: socket + .admin)"},
 	{"socket-mode", OPTION_OCTAL, AT(socket_mode), 0, 0777, "OCTAL",
 		"permission bits of the socket (default 0666)"},
+	{"listen", OPTION_LISTEN, 0, 0, 0, "PATH[,uid=N[,gid=N]][,mode=OCTAL]",
+		"one more socket; who comes by it counts as this uid (may be given several times)"},
 	{"group", OPTION_TEXT, AT(group), 0, ROOM(group), "GROUP",
 		"operators: may read stats and use the admin socket"},
 	{"name", OPTION_TEXT, AT(name), 0, ROOM(name), "NAME", "name of the pool (default kvpool)"},
@@ -52,6 +55,12 @@ static const struct option_row options[] = {
 	{"max-namespaces", OPTION_NUMBER, AT(max_namespaces), 1, 1024, "N", "namespaces at once"},
 	{"uid-max-clients", OPTION_NUMBER, AT(uid_max_clients), 1, 2048, "N", "client sessions of one uid"},
 	{"uid-max-namespaces", OPTION_NUMBER, AT(uid_max_namespaces), 1, 1024, "N", "namespaces of one uid"},
+	{"uid-max-grants", OPTION_NUMBER, AT(uid_max_grants), 0, UINT32_MAX, "N",
+		"blocks one uid may be writing at once; 0: no limit"},
+	{"uid-max-pins", OPTION_NUMBER, AT(uid_max_pins), 0, UINT32_MAX, "N",
+		"blocks one uid may hold at once, seen for longer than a second: its largest session is put out; 0: no limit"},
+	{"uid-max-transit", OPTION_SIZE, AT(uid_max_transit), MIB, 1ull << 46, "SIZE",
+		"bytes of blocks being read back or copied for one uid, before more is refused (default 4G)"},
 	{"heartbeat", OPTION_NUMBER, AT(heartbeat_ms), 50, 60000, "MS", "how often a client shows that it lives"},
 	{"hold-limit", OPTION_NUMBER, AT(hold_limit_ms), 0, 86400000, "MS",
 		"holds of a stopped client may be revoked after so long; 0: never"},
@@ -75,7 +84,7 @@ void config_defaults(struct config *config)
 	config->max_namespaces = 256;
 	config->uid_max_clients = 1024;
 	config->uid_max_namespaces = 64;
-	config->uid_max_grants = UINT64_MAX;
+	config->uid_max_transit = 4096ull * MIB;
 	config->heartbeat_ms = 1000;
 	config->hold_limit_ms = 0;
 	config->grant_limit_ms = 600000;
@@ -175,6 +184,57 @@ static int config_set_spill(struct config *config, const char *value)
 	return 0;
 }
 
+/* One part of a listen option behind the path. */
+static int config_set_listen_part(struct config_listen *listen, const char *part, bool *has_gid)
+{
+	const char *value = strchr(part, '=');
+	unsigned long n;
+	char *end;
+
+	if (!value || !isdigit((unsigned char)value[1]))
+		return -EINVAL;
+	errno = 0;
+	n = strtoul(value + 1, &end, !strncmp(part, "mode=", 5) ? 8 : 10);
+	if (errno || *end || n >= UINT32_MAX)
+		return -EINVAL;
+	if (!strncmp(part, "uid=", 4)) {
+		listen->has_uid = true;
+		listen->uid = (uint32_t)n;
+	} else if (!strncmp(part, "gid=", 4)) {
+		*has_gid = true;
+		listen->gid = (uint32_t)n;
+	} else if (!strncmp(part, "mode=", 5) && n && n <= 0777) {
+		listen->mode = (uint32_t)n;
+	} else {
+		return -EINVAL;
+	}
+	return 0;
+}
+
+static int config_set_listen(struct config *config, const char *value)
+{
+	struct config_listen listen = {.mode = 0};
+	char text[256], *rest, *part;
+	bool has_gid = false;
+
+	if (config->n_listen == CONFIG_LISTEN_MAX || strlen(value) >= sizeof(text))
+		return -ERANGE;
+	strcpy(text, value);
+	part = strtok_r(text, ",", &rest);
+	if (!part || part[0] != '/' || strlen(part) >= sizeof(listen.path))
+		return -EINVAL;
+	strcpy(listen.path, part);
+	while ((part = strtok_r(NULL, ",", &rest)))
+		if (config_set_listen_part(&listen, part, &has_gid) < 0)
+			return -EINVAL;
+	if (has_gid && !listen.has_uid)
+		return -EINVAL;
+	if (!has_gid)
+		listen.gid = listen.uid;
+	config->listen[config->n_listen++] = listen;
+	return 0;
+}
+
 static int config_set_number(struct config *config, const struct option_row *row, const char *value)
 {
 	char *at = (char *)config + row->off;
@@ -218,8 +278,29 @@ static int config_set_value(struct config *config, const struct option_row *row,
 		return 0;
 	case OPTION_SPILL:
 		return config_set_spill(config, value);
+	case OPTION_LISTEN:
+		return config_set_listen(config, value);
 	default:
 		return config_set_number(config, row, value);
+	}
+}
+
+/* What such a value looks like. */
+static const char *config_example(enum option_kind kind)
+{
+	switch (kind) {
+	case OPTION_SIZE:
+		return "a size: use 4096, 64M, 2G";
+	case OPTION_NUMBER:
+		return "a number: use decimal digits only";
+	case OPTION_OCTAL:
+		return "an octal number: use 0660";
+	case OPTION_BOOL:
+		return "yes or no";
+	case OPTION_SPILL:
+		return "DIR:SIZE: use /var/lib/kvpool:64G (16M at least), or off";
+	default:
+		return "PATH[,uid=N[,gid=N]][,mode=OCTAL]: use /run/kvpool/pod7.sock,uid=2007,mode=0660";
 	}
 }
 
@@ -235,15 +316,17 @@ static int config_set(struct config *config, const char *name, const char *value
 		return -EINVAL;
 	}
 	r = config_set_value(config, row, value);
-	if (r == -ERANGE && row->kind != OPTION_TEXT)
+	if (r == -ERANGE && row->kind == OPTION_LISTEN)
+		snprintf(message, 256, "%s: listen: at most %d of them, each at most 255 bytes long", origin,
+			CONFIG_LISTEN_MAX);
+	else if (r == -ERANGE && row->kind != OPTION_TEXT)
 		snprintf(message, 256, "%s: %s = \"%.60s\" is out of range (%" PRIu64 " to %" PRIu64 ")", origin, name,
 			value, row->min, row->max);
 	else if (r == -ERANGE)
 		snprintf(message, 256, "%s: %s is %zu bytes long, at most %" PRIu64 " fit: use a shorter one", origin,
 			name, strlen(value), row->max - 1);
 	else if (r < 0)
-		snprintf(message, 256, "%s: %s = \"%.60s\" is not a %s%s", origin, name, value, row->arg,
-			row->kind == OPTION_SPILL ? " (for example /var/lib/kvpool:64G, 16M at least; or off)" : "");
+		snprintf(message, 256, "%s: %s = \"%.60s\" is not %s", origin, name, value, config_example(row->kind));
 	return r < 0 ? -EINVAL : 0;
 }
 

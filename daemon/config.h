@@ -12,11 +12,23 @@
 
 #include "kvpool.h"
 
+#define CONFIG_LISTEN_MAX 8
+
+/* One more socket, and who those that come by it are (pods share uids: the socket then tells them apart). */
+struct config_listen {
+	char path[KVP_SOCKET_MAX];
+	uint32_t mode; /* permission bits; 0: as socket_mode */
+	bool has_uid; /* everybody who comes by it is this uid and gid, whatever the kernel says */
+	uint32_t uid, gid;
+};
+
 struct config {
 	char file[256]; /* --config; "": none */
 	char socket[KVP_SOCKET_MAX];
 	char admin_socket[KVP_SOCKET_MAX]; /* default: socket + ".admin" */
 	uint32_t socket_mode; /* permission bits of the socket; who may connect */
+	struct config_listen listen[CONFIG_LISTEN_MAX];
+	unsigned n_listen;
 	char group[64]; /* operators: may read stats and use the admin socket; "": only the owner */
 	char name[KVP_NAME_MAX];
 	uint64_t pool_bytes;
@@ -30,7 +42,9 @@ struct config {
 	uint32_t max_namespaces;
 	uint32_t uid_max_clients; /* for each uid */
 	uint32_t uid_max_namespaces;
-	uint64_t uid_max_grants;
+	uint32_t uid_max_grants; /* 0: no limit */
+	uint32_t uid_max_pins; /* 0: no limit */
+	uint64_t uid_max_transit; /* bytes of blocks on their way for its requests */
 	uint32_t heartbeat_ms;
 	uint32_t hold_limit_ms; /* a stopped client's holds may be revoked after so long; 0: never */
 	uint32_t grant_limit_ms;

@@ -29,6 +29,8 @@ struct daemon {
 	/* slab.c */
 	struct slab **slabs; /* by place; max_places */
 	uint64_t slab_bytes_total;
+	struct leaving *leaving; /* slabs that clients still have mapped */
+	uint64_t leaving_bytes; /* what they occupy: out of the budget */
 	bool numa_warned;
 
 	/* namespace.c */
@@ -39,12 +41,15 @@ struct daemon {
 	struct session *sessions; /* list */
 	unsigned n_sessions;
 	uint64_t stage_bytes; /* staging areas: beside the pool's budget, bounded by it */
+	bool holds_wanted; /* memory was needed and all of it held: sessions past hold-limit lose theirs */
 
 	/* peer.c */
 	struct peer *peers; /* list */
 	unsigned n_peers;
 	struct listener *listeners;
 	unsigned n_listeners;
+	struct loop_timer *beat; /* main.c's; slow while nobody is there, so whoever comes first starts it anew */
+	struct loop_timer bury; /* frees the closed ones, outside of everybody's callbacks */
 
 	/* tier.c */
 	struct tier *tier;

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define GUARDS_MAX 8192
+#define GUARDS_MAX 32768 /* sessions and slabs that clients may write */
 
 struct guard {
 	_Atomic uintptr_t addr; /* 0: free; stored last */

@@ -62,6 +62,7 @@ static void beat_ring(struct loop_timer *timer)
 	if (now >= beat->next_look) {
 		beat->next_look = now + LOOK_NS;
 		session_look(d);
+		slab_look(d);
 		block_sweep(d);
 		block_take_late(d);
 	}
@@ -119,6 +120,10 @@ static void daemon_reload(struct signals *signals)
 	now->max_namespaces = fresh.max_namespaces;
 	now->uid_max_clients = fresh.uid_max_clients;
 	now->uid_max_namespaces = fresh.uid_max_namespaces;
+	now->uid_max_grants = fresh.uid_max_grants;
+	now->uid_max_pins = fresh.uid_max_pins;
+	now->uid_max_transit = fresh.uid_max_transit;
+	now->hold_limit_ms = fresh.hold_limit_ms;
 	now->heartbeat_ms = fresh.heartbeat_ms;
 	now->grant_limit_ms = fresh.grant_limit_ms;
 	now->free_percent = fresh.free_percent;
@@ -251,6 +256,7 @@ static int daemon_serve(struct daemon *d, int argc, char **argv)
 		if (sd_watchdog_enabled(0, &watchdog_us) > 0)
 			beat.watchdog_ns = watchdog_us * 1000;
 		beat.timer.owner = &beat;
+		d->beat = &beat.timer;
 		d->served = true;
 		atomic_store(&d->pool.header->state, KVP_DAEMON_SERVING);
 		beat_ring(&beat.timer);

@@ -266,6 +266,76 @@ static unsigned ns_count_of(const struct daemon *d, uint32_t owner)
 	return n;
 }
 
+/* Nobody uses it, nothing is under way in it. */
+static bool ns_is_idle(const struct ns *ns)
+{
+	if (ns->n_members || ns->n_based || ns->n_writing || ns->waits || ns->restore_head ||
+		atomic_load(&ns->row->counters.restoring) || atomic_load(&ns->row->counters.taken))
+		return false;
+	for (const struct entry *e = ns->entries; e; e = e->hh.next)
+		if (e->io != ENTRY_IDLE || e->waiters)
+			return false;
+	return true;
+}
+
+/* It says that it is dying, its blocks go, then its memory, its row, its object. */
+static void ns_destroy(struct ns *ns)
+{
+	struct daemon *d = ns->d;
+	struct ns **at = &d->namespaces;
+	char name[KVP_OBJECT_NAME_MAX];
+
+	log_info("namespace %s of uid %u, unused, makes way for a new one: %" PRIu64 " blocks are dropped",
+		ns->head->name, ns->head->owner_uid,
+		(uint64_t)(atomic_load(&ns->row->counters.published) + atomic_load(&ns->row->counters.cold)));
+	atomic_store(&ns->head->state, KVP_NS_DYING);
+	for (uint32_t place = 0; place < ns->head->max_places; place++)
+		if (d->slabs[place] && d->slabs[place]->ns == ns) {
+			block_drop_slab(ns, d->slabs[place]);
+			ns_remove_slab(ns, d->slabs[place]);
+		}
+	while (ns->entries)
+		ns_entry_drop(ns->entries);
+	while (*at != ns)
+		at = &(*at)->next;
+	*at = ns->next;
+	d->n_namespaces--;
+	d->pool.meta_bytes -= ns->head->block_off;
+	if (ns->base)
+		ns->base->n_based--;
+	pool_stats_begin(&d->pool);
+	atomic_store_explicit(&ns->row->ns_id, 0, memory_order_release);
+	pool_stats_end(&d->pool);
+	if (d->config.spill_dir[0])
+		ns_file_remove(ns);
+	shm_object_name(name, d->pool.uuid, "ns-%016" PRIx64, ns->id);
+	shm_remove(name);
+	ns_free(ns);
+}
+
+/* At a limit the namespace of @uid (or of anybody, at the limit of all) that nobody has used for longest goes. */
+static int ns_make_way(struct daemon *d, uint32_t uid, char reason[256])
+{
+	for (;;) {
+		bool all = d->n_namespaces >= d->config.max_namespaces;
+		struct ns *oldest = NULL;
+
+		if (!all && ns_count_of(d, uid) < d->config.uid_max_namespaces)
+			return 0;
+		for (struct ns *ns = d->namespaces; ns; ns = ns->next)
+			if ((all || ns->head->owner_uid == uid) && ns_is_idle(ns) &&
+				(!oldest || (int32_t)(ns->left_tick - oldest->left_tick) < 0))
+				oldest = ns;
+		if (!oldest) {
+			snprintf(reason, 256,
+				"%u namespaces are the most for one uid, %u for all, and all are in use: raise uid-max-namespaces or max-namespaces",
+				d->config.uid_max_namespaces, d->config.max_namespaces);
+			return -KVP_EQUOTA;
+		}
+		ns_destroy(oldest);
+	}
+}
+
 static int ns_birth_base(struct daemon *d, struct session *session, const struct kvp_wire_join *join,
 	struct ns_birth *birth, char reason[256])
 {
@@ -293,15 +363,10 @@ static int ns_create(struct daemon *d, struct session *session, const struct kvp
 	const struct ns *sibling, struct ns **out, char reason[256])
 {
 	struct ns_birth birth = {.owner_uid = session->uid, .owner_gid = session->gid, .desc = join->desc};
-	int r;
+	int r = ns_make_way(d, session->uid, reason);
 
-	if (d->n_namespaces >= d->config.max_namespaces ||
-		ns_count_of(d, session->uid) >= d->config.uid_max_namespaces) {
-		snprintf(reason, 256,
-			"%u namespaces are the most for one uid, %u for all: raise uid-max-namespaces or max-namespaces",
-			d->config.uid_max_namespaces, d->config.max_namespaces);
-		return -KVP_EQUOTA;
-	}
+	if (r < 0)
+		return r;
 	birth.mode = join->mode ? join->mode : 0600;
 	birth.flags = join->flags & (KVP_NS_COPIED | KVP_NS_IN_PLACE);
 	if (!birth.flags)
@@ -545,6 +610,7 @@ void ns_entry_drop(struct entry *top)
 
 		if (child && (child->slot != NO_SLOT || child->io != ENTRY_IDLE)) {
 			ns_entry_unlink(child);
+			child->doomed = child->slot == NO_SLOT;
 			child->stamp = daemon_tick(child->ns->d) - INT32_MAX / 2; /* unreachable: first to go */
 			policy_touch(child->ns, child);
 			continue;
@@ -599,12 +665,9 @@ enum kvp_miss_reason ns_miss_reason(struct ns *ns, const struct kvp_key *key)
 void ns_attach_slab(struct ns *ns, struct slab *slab, bool adopted)
 {
 	struct kvp_slab *entry = &ns->slab_table[slab->place];
-	uint64_t first = (uint64_t)slab->place * ns->head->slots_per_slab;
 
 	ns->n_slots += slab->n_slots;
 	if (!adopted) {
-		for (uint32_t i = 0; i < slab->n_slots; i++)
-			ns->blocks[first + i].slab_number = slab->number;
 		entry->bytes = slab->bytes;
 		entry->node = topology_node_id(ns->d->topology, slab->node);
 		entry->page_kib = 4;
@@ -655,11 +718,10 @@ void ns_remove_slab(struct ns *ns, struct slab *slab)
 
 	atomic_store_explicit(&ns->slab_table[slab->place].number, 0, memory_order_release);
 	atomic_fetch_add_explicit(&ns->head->slab_changes, 1, memory_order_release);
-	for (struct session *s = d->sessions; s; s = s->next)
-		s->has_place[slab->place] = 0;
 	pool_stats_begin(&d->pool);
 	ns->n_slots -= slab->n_slots;
-	ns->n_free -= slab->n_free;
+	if (!slab->condemned)
+		ns->n_free -= slab->n_free;
 	gauge_add(&ns->row->counters.slots, -(int64_t)slab->n_slots);
 	gauge_add(&ns->row->counters.free, -(int64_t)slab->n_free);
 	gauge_add(&ns->row->counters.retired, -(int64_t)(slab->n_slots - slab->n_free));
@@ -737,6 +799,7 @@ static void ns_index_repair(struct ns *ns)
 				enum kvp_block_state state = kvp_word_state(atomic_load(&block->word));
 
 				good = (state == KVP_BLOCK_PUBLISHED || state == KVP_BLOCK_DRAINING) &&
+				       block->slab_number == ns_slab_of(ns, slot)->number &&
 				       kvp_hint(&block->key, slot) == hint && index_find(&index, &block->key) == slot;
 			}
 			if (!good)
@@ -783,6 +846,9 @@ int ns_start(struct daemon *d, char message[256])
 		slab->slots = calloc(slab->n_slots, sizeof(*slab->slots));
 		if (!slab->slots)
 			return -ENOMEM;
+		/* clients of the last daemon may have it open for writing */
+		if (!(ns->head->flags & KVP_NS_COPIED) && slab_let_write(slab) < 0)
+			return -ENOSPC;
 		d->pool.meta_bytes += slab->n_slots * sizeof(struct kvp_block);
 	}
 	return 0;
@@ -817,6 +883,8 @@ void ns_adopt_blocks(struct daemon *d)
 			/* a kill between row and table leaves the table without it */
 			ns_attach_slab(ns, slab, listed && atomic_load(&ns->slab_table[place].number) == slab->number);
 		}
+		/* twice: a hint taken out of the last buckets may leave one behind it, in the first, that no probe reaches */
+		ns_index_repair(ns);
 		ns_index_repair(ns);
 		for (uint32_t place = 0; place < d->pool.header->max_places; place++)
 			if (d->slabs[place] && d->slabs[place]->ns == ns)

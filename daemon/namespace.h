@@ -54,9 +54,8 @@ struct member {
 	uint64_t grants; /* head: slot + 1; GRANTED and TAKEN slots of this member */
 	uint64_t n_grants;
 	bool writable;
-	bool writes_in_place; /* got rw descriptors */
-	int stage_fd; /* COPIED: its staging area; -1: none */
-	uint64_t stage_number, stage_blocks, stage_bytes;
+	struct stage *stage; /* COPIED: its staging area; NULL: none */
+	uint64_t cost_ns_per_token; /* to recompute, as this client says; 0: unknown */
 };
 
 struct policy_heap {
@@ -78,6 +77,8 @@ struct ns {
 	struct kvp_ns_row *row;
 	struct ns *base;
 	unsigned n_based; /* namespaces with this base */
+	unsigned n_members; /* sessions that joined and live */
+	uint32_t left_tick; /* when the last one left */
 	struct entry *entries;
 	struct policy_heap heap;
 	uint64_t n_slots, n_free;
@@ -88,6 +89,7 @@ struct ns {
 	uint32_t *ghosts; /* what was evicted or damaged: tag:30 | reason:2, by key; NULL until first used */
 	uint64_t cost_ns_per_token;
 	uint64_t no_room_until_ns; /* nothing was evictable: do not look again before */
+	uint64_t steal_after_ns; /* do not look at the others' memory again before */
 };
 
 #define GHOSTS 65536u
@@ -107,6 +109,7 @@ int ns_make(struct daemon *d, const struct ns_birth *birth, struct ns **ns, char
 
 /** ns_file_save(), ns_file_load_all() - ns_file.c: namespaces come back with the store after a reboot */
 int ns_file_save(const struct ns *ns);
+void ns_file_remove(const struct ns *ns);
 void ns_file_load_all(struct daemon *d);
 
 /** ns_start() - adopt the namespaces of the last daemon, then load those the spill directory knows */
@@ -147,10 +150,10 @@ void ns_entry_drop(struct entry *e);
 void ns_ghost_add(struct ns *ns, const struct kvp_key *key, enum kvp_miss_reason reason);
 enum kvp_miss_reason ns_miss_reason(struct ns *ns, const struct kvp_key *key);
 
-/** ns_add_slab() - take a spare slab into the namespace. Return: false: none to be had. */
+/** ns_add_slab() - take a spare slab into the namespace. @node: index, or TOPOLOGY_ANY. Return: false: none to be had. */
 bool ns_add_slab(struct ns *ns, uint32_t node);
 void ns_attach_slab(struct ns *ns, struct slab *slab, bool adopted);
-/** ns_remove_slab() - all its slots are free or retired */
+/** ns_remove_slab() - all its slots are free or retired. @slab is no more when it returns. */
 void ns_remove_slab(struct ns *ns, struct slab *slab);
 
 static inline struct slab *ns_slab_of(const struct ns *ns, uint64_t slot)

@@ -87,12 +87,27 @@ int ns_file_save(const struct ns *ns)
 	return r;
 }
 
+void ns_file_remove(const struct ns *ns)
+{
+	char path[320];
+
+	snprintf(path, sizeof(path), "%s/ns-%016" PRIx64 ".kvns", ns->d->config.spill_dir, ns->id);
+	if (unlink(path) < 0 && errno != ENOENT)
+		log_warn("cannot remove %s: %s", path, strerror(errno));
+}
+
 static const char *ns_file_bad(const struct ns_file *file, ssize_t n)
 {
 	uint64_t block_bytes;
 
-	if (n != (ssize_t)sizeof(*file) || file->magic != NS_FILE_MAGIC || file->version != NS_FILE_VERSION)
-		return "not a namespace file of this version";
+	if (n < (ssize_t)offsetof(struct ns_file, birth) || file->magic != NS_FILE_MAGIC)
+		return "it is not a namespace file";
+	if (file->version > NS_FILE_VERSION)
+		return "a newer kvpoold wrote it: start that one, or remove the file";
+	if (file->version < NS_FILE_VERSION)
+		return "a kvpoold too old for this one wrote it: remove the file";
+	if (n != (ssize_t)sizeof(*file) || file->bytes != sizeof(*file))
+		return "its length is wrong";
 	if (file->checksum != ns_file_checksum(file))
 		return "its checksum is wrong";
 	if (!file->birth.id || memchr(file->birth.name, 0, KVP_NAME_MAX) == NULL || !kvp_name_ok(file->birth.name) ||

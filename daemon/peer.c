@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -27,11 +29,13 @@
 #define MESSAGES_A_TURN 16 /* of one peer, before others get their turn */
 #define OVERFLOW_UID 65534u /* what uids outside our user namespace read as: it could be anybody */
 #define STAGE_BLOCKS_MAX 256
+#define STAGE_BYTES_MAX (64ull << 20) /* and at least one block: allocating it must not hold up the others */
 
 struct listener {
 	struct daemon *d;
 	struct loop_source source;
 	bool admin;
+	const struct config_listen *policy; /* who those are that come by it; NULL: as the kernel tells */
 	bool passed; /* by the service manager: its path is not ours to remove */
 	char path[KVP_SOCKET_MAX];
 	int spare_fd; /* given up to refuse a connection when no descriptor is left */
@@ -45,6 +49,10 @@ struct peer_out {
 	char packet[];
 };
 
+#define RETRY_NS 5000000ull /* an answer that waits for something the socket does not tell */
+#define UID_SPARE_PEERS 16 /* connections of a uid beside those of its sessions: resumes, pings */
+#define LISTENERS_MAX (CONFIG_LISTEN_MAX + 10)
+
 static char peer_packet[KVP_WIRE_MAX]; /* the message being worked on; one thread */
 
 /* ---- answers ---- */
@@ -56,7 +64,16 @@ static void peer_out_free(struct peer_out *out)
 	free(out);
 }
 
-static ssize_t peer_sendmsg(const struct peer *peer, const struct iovec *iov, int n_iov, const int *fds, unsigned n_fds)
+/* Has it read all that was sent? */
+static bool peer_read_all(const struct peer *peer)
+{
+	int unread = 0;
+
+	return ioctl(peer->source.fd, SIOCOUTQ, &unread) < 0 || !unread;
+}
+
+/* Return: as sendmsg(); EBUSY: descriptors sent before are unread, and nobody may have two such answers on the way. */
+static ssize_t peer_sendmsg(struct peer *peer, const struct iovec *iov, int n_iov, const int *fds, unsigned n_fds)
 {
 	union {
 		char bytes[CMSG_SPACE(KVP_WIRE_FDS_MAX * sizeof(int))];
@@ -67,6 +84,11 @@ static ssize_t peer_sendmsg(const struct peer *peer, const struct iovec *iov, in
 	if (n_fds) {
 		struct cmsghdr *cmsg;
 
+		if (peer->fds_sent && !peer_read_all(peer)) {
+			errno = EBUSY;
+			return -1;
+		}
+		peer->fds_sent = true;
 		memset(&control, 0, sizeof(control));
 		msg.msg_control = control.bytes;
 		msg.msg_controllen = CMSG_SPACE(n_fds * sizeof(int));
@@ -79,7 +101,19 @@ static ssize_t peer_sendmsg(const struct peer *peer, const struct iovec *iov, in
 	return sendmsg(peer->source.fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-static void peer_queue(struct peer *peer, const struct iovec *iov, int n_iov, const int *fds, unsigned n_fds)
+/* How the head of the queue gets away: the socket tells when it has room, other reasons are asked for again.  Nothing
+   more is read before that. */
+static void peer_wait(struct peer *peer, int error)
+{
+	if (error == EAGAIN) {
+		loop_set_events(peer->d->loop, &peer->source, LOOP_OUT);
+		return;
+	}
+	loop_set_events(peer->d->loop, &peer->source, 0);
+	loop_timer_set(peer->d->loop, &peer->retry, loop_now() + RETRY_NS);
+}
+
+static void peer_queue(struct peer *peer, int error, const struct iovec *iov, int n_iov, const int *fds, unsigned n_fds)
 {
 	size_t bytes = 0;
 	struct peer_out *out;
@@ -112,8 +146,13 @@ static void peer_queue(struct peer *peer, const struct iovec *iov, int n_iov, co
 	else
 		peer->out_head = out;
 	peer->out_tail = out;
-	peer->n_out++;
-	loop_set_events(peer->d->loop, &peer->source, LOOP_OUT); /* nothing more is read before it takes this */
+	if (!peer->n_out++)
+		peer_wait(peer, error);
+}
+
+static bool peer_later(int error)
+{
+	return error == EAGAIN || error == EBUSY || error == ETOOMANYREFS || error == ENOBUFS || error == ENOMEM;
 }
 
 static void peer_flush(struct peer *peer)
@@ -123,7 +162,9 @@ static void peer_flush(struct peer *peer)
 		struct iovec iov = {out->packet, out->bytes};
 
 		if (peer_sendmsg(peer, &iov, 1, out->fds, out->n_fds) < 0) {
-			if (errno != EAGAIN && errno != ETOOMANYREFS && errno != ENOBUFS)
+			if (peer_later(errno))
+				peer_wait(peer, errno);
+			else
 				peer_close(peer, NULL);
 			return;
 		}
@@ -134,6 +175,11 @@ static void peer_flush(struct peer *peer)
 		peer_out_free(out);
 	}
 	loop_set_events(peer->d->loop, &peer->source, LOOP_IN);
+}
+
+static void peer_retry(struct loop_timer *timer)
+{
+	peer_flush(timer->owner);
 }
 
 void peer_answer(struct peer *peer, uint16_t type, uint64_t id, int32_t status, const void *body, size_t n,
@@ -149,19 +195,21 @@ void peer_answer(struct peer *peer, uint16_t type, uint64_t id, int32_t status, 
 
 	if (!id || peer->closing)
 		return;
-	if (!peer->out_head && peer_sendmsg(peer, iov, 2, fds, n_fds) >= 0)
+	if (peer->out_head)
+		errno = EAGAIN;
+	else if (peer_sendmsg(peer, iov, 2, fds, n_fds) >= 0)
 		return;
-	if (!peer->out_head && errno == ETOOMANYREFS) {
+	if (errno == ETOOMANYREFS && !peer->out_head) {
 		/* others do not take the descriptors they were sent: the allowance of our uid is used up */
 		peer_refuse(peer, type, id, KVP_EQUOTA,
 			"too many descriptors are on their way to clients that do not take them: try again");
 		return;
 	}
-	if (!peer->out_head && errno != EAGAIN && errno != ENOBUFS) {
+	if (!peer_later(errno)) {
 		peer_close(peer, NULL);
 		return;
 	}
-	peer_queue(peer, iov, 2, fds, n_fds);
+	peer_queue(peer, errno, iov, 2, fds, n_fds);
 }
 
 void peer_refuse(struct peer *peer, uint16_t type, uint64_t id, int error, const char *format, ...)
@@ -189,17 +237,17 @@ void peer_close(struct peer *peer, const char *why)
 	}
 	if (peer->closing)
 		return;
-	peer->closing = true; /* freed by peer_bury(), when nobody works on it any more */
+	peer->closing = true;
 	loop_del(peer->d->loop, &peer->source);
+	loop_timer_cancel(peer->d->loop, &peer->retry);
 	close(peer->source.fd);
 	peer->source.fd = -1;
-	tier_peer_gone(peer->d, peer);
-	if (peer->session) {
-		struct session *s = peer->session;
+	loop_timer_set(peer->d->loop, &peer->d->bury, loop_now());
+}
 
-		peer->session = NULL;
-		session_disconnected(s);
-	}
+static void peer_bury_ring(struct loop_timer *timer)
+{
+	peer_bury(timer->owner);
 }
 
 void peer_bury(struct daemon *d)
@@ -213,6 +261,13 @@ void peer_bury(struct daemon *d)
 		}
 		*at = peer->next;
 		d->n_peers--;
+		tier_peer_gone(d, peer);
+		if (peer->session) {
+			struct session *s = peer->session;
+
+			peer->session = NULL;
+			session_disconnected(s);
+		}
 		while (peer->out_head) {
 			struct peer_out *out = peer->out_head;
 
@@ -302,6 +357,7 @@ static void on_join(struct peer *peer, const struct kvp_msg *msg, const void *bo
 {
 	struct kvp_wire_join join;
 	struct kvp_wire_joined joined;
+	struct member *member;
 	struct ns *ns;
 	char reason[256];
 	int r, fd;
@@ -317,23 +373,17 @@ static void on_join(struct peer *peer, const struct kvp_msg *msg, const void *bo
 		return;
 	}
 	fd = shm_reopen_ro(ns->fd);
-	if (fd < 0 || !session_join(peer->session, ns, !(joined.flags & KVP_NS_READONLY))) {
+	member = fd < 0 ? NULL : session_join(peer->session, ns, !(joined.flags & KVP_NS_READONLY));
+	if (!member) {
 		peer_refuse(peer, msg->type, msg->id, KVP_EQUOTA,
 			"the daemon has no descriptor or memory left: raise LimitNOFILE");
 		if (fd >= 0)
 			close(fd);
 		return;
 	}
+	member->cost_ns_per_token = join.cost_ns_per_token ? join.cost_ns_per_token : ns->cost_ns_per_token;
 	peer_answer(peer, msg->type, msg->id, 0, &joined, sizeof(joined), &fd, 1);
 	close(fd);
-}
-
-static bool member_has_grant_in(const struct member *member, const struct slab *slab)
-{
-	for (uint64_t at = member->grants; at; at = ns_slot(member->ns, at - 1)->next)
-		if (ns_slab_of(member->ns, at - 1) == slab)
-			return true;
-	return false;
 }
 
 /* One place of a MAP. Return: a descriptor to send and close, or -1 with mapped->status set. */
@@ -344,11 +394,11 @@ static int map_place(struct member *member, uint32_t place, bool writable, struc
 	int fd;
 
 	*mapped = (struct kvp_wire_mapped){.place = place};
-	if (!slab || slab->ns != ns) {
+	if (!slab || slab->ns != ns || slab->condemned) {
 		mapped->status = -KVP_ESTALE;
 		return -1;
 	}
-	if (writable && (ns->head->flags & KVP_NS_COPIED || !member->writable || !member_has_grant_in(member, slab))) {
+	if (writable && (ns->head->flags & KVP_NS_COPIED || !member->writable || !member->session->grants_at[place])) {
 		mapped->status = -KVP_EACCES;
 		return -1;
 	}
@@ -357,11 +407,15 @@ static int map_place(struct member *member, uint32_t place, bool writable, struc
 	mapped->status = session_give_place(member->session, place);
 	if (mapped->status < 0)
 		return -1;
+	if (writable && slab_let_write(slab) < 0) {
+		mapped->status = -KVP_ENOSPC;
+		return -1;
+	}
 	fd = writable ? fcntl(slab->fd, F_DUPFD_CLOEXEC, 0) : shm_reopen_ro(slab->fd);
 	if (fd < 0)
 		mapped->status = -KVP_EQUOTA;
 	else if (writable)
-		slab->client_writable = true;
+		member->session->has_place[place] |= PLACE_WRITABLE;
 	return fd;
 }
 
@@ -369,7 +423,7 @@ static void on_map(struct peer *peer, const struct kvp_msg *msg, struct member *
 {
 	struct kvp_wire_map map;
 	struct kvp_wire_mapped mapped[KVP_WIRE_FDS_MAX] = {{0}};
-	const uint32_t *places = (const uint32_t *)(const void *)((const char *)body + sizeof(map));
+	uint32_t places[KVP_WIRE_FDS_MAX];
 	int fds[KVP_WIRE_FDS_MAX] = {-1};
 	unsigned n_fds = 0;
 
@@ -378,6 +432,7 @@ static void on_map(struct peer *peer, const struct kvp_msg *msg, struct member *
 		peer_close(peer, "its MAP has the wrong length");
 		return;
 	}
+	memcpy(places, (const char *)body + sizeof(map), map.n * sizeof(places[0]));
 	for (uint32_t i = 0; i < map.n; i++) {
 		int fd = map_place(member, places[i], map.writable != 0, &mapped[i]);
 
@@ -392,6 +447,7 @@ static void on_map(struct peer *peer, const struct kvp_msg *msg, struct member *
 static void on_reserve(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
 {
 	struct kvp_wire_reserve reserve;
+	uint32_t most = peer->d->config.uid_max_grants;
 
 	if (n != sizeof(reserve)) {
 		peer_close(peer, "its RESERVE has the wrong length");
@@ -405,13 +461,18 @@ static void on_reserve(struct peer *peer, const struct kvp_msg *msg, struct memb
 	}
 	if (reserve.n > KVP_WIRE_BATCH_MAX)
 		reserve.n = KVP_WIRE_BATCH_MAX;
-	if (member->n_grants + reserve.n > peer->d->config.uid_max_grants)
-		reserve.n = 0;
+	if (most && session_grants_of(peer->d, peer->uid) + reserve.n > most) {
+		peer_refuse(peer, msg->type, msg->id, KVP_EQUOTA,
+			"uid %u would be writing more than %u blocks at once: publish or abandon some, or raise uid-max-grants",
+			(unsigned)peer->uid, most);
+		return;
+	}
 	if (!reserve.n) {
 		peer_answer(peer, msg->type, msg->id, 0, NULL, 0, NULL, 0);
 		return;
 	}
-	tier_reserve(member, peer, msg->id, reserve.n, reserve.node, reserve.deadline_ns);
+	tier_reserve(
+		member, peer, msg->id, reserve.n, topology_index(peer->d->topology, reserve.node), reserve.deadline_ns);
 }
 
 static void on_publish(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
@@ -518,19 +579,21 @@ static void on_stage(struct peer *peer, const struct kvp_msg *msg, struct member
 	}
 	if (stage.n_blocks > STAGE_BLOCKS_MAX)
 		stage.n_blocks = STAGE_BLOCKS_MAX;
+	while (stage.n_blocks > 1 && stage.n_blocks * stride > STAGE_BYTES_MAX)
+		stage.n_blocks /= 2;
 	while (stage.n_blocks > 1 && d->stage_bytes + stage.n_blocks * stride > most)
 		stage.n_blocks /= 2;
-	if (!stage.n_blocks || (d->stage_bytes && d->stage_bytes + stride > most) ||
-		session_make_stage(member, stage.n_blocks) < 0) {
+	if (!stage.n_blocks || (!member->stage && ((d->stage_bytes && d->stage_bytes + stride > most) ||
+							  session_make_stage(member, stage.n_blocks) < 0))) {
 		peer_refuse(peer, msg->type, msg->id, KVP_ENOSPC,
 			"staging areas of all writers together are at their bound of %" PRIu64
 			" bytes (an eighth of --pool)",
 			most);
 		return;
 	}
-	staged.bytes = member->stage_bytes;
-	staged.n_blocks = member->stage_blocks;
-	peer_answer(peer, msg->type, msg->id, 0, &staged, sizeof(staged), &member->stage_fd, 1);
+	staged.bytes = member->stage->bytes;
+	staged.n_blocks = member->stage->n_blocks;
+	peer_answer(peer, msg->type, msg->id, 0, &staged, sizeof(staged), &member->stage->fd, 1);
 }
 
 static void on_admin(struct peer *peer, const struct kvp_msg *msg, const void *body, size_t n)
@@ -629,6 +692,8 @@ void peer_message(struct peer *peer, const void *packet, size_t bytes)
 		on_hello(peer, &msg, body, n);
 		return;
 	case KVP_MSG_PING:
+		if (peer->session)
+			peer->session->heard_ns = loop_now();
 		on_ping(peer, &msg);
 		return;
 	case KVP_MSG_DRAIN:
@@ -643,6 +708,7 @@ void peer_message(struct peer *peer, const void *packet, size_t bytes)
 		peer_close(peer, "it did not begin with HELLO");
 		return;
 	}
+	peer->session->heard_ns = loop_now();
 	switch (msg.type) {
 	case KVP_MSG_BYE: {
 		struct session *s = peer->session;
@@ -696,6 +762,8 @@ static void peer_ready(struct loop_source *source, uint32_t events)
 
 	if (events & LOOP_OUT)
 		peer_flush(peer);
+	if (events & LOOP_HUP && peer->out_head && !peer->closing)
+		peer_close(peer, NULL); /* nobody takes what is queued any more */
 	for (unsigned i = 0; i < MESSAGES_A_TURN && !peer->closing && !peer->out_head; i++) {
 		union {
 			char bytes[CMSG_SPACE(253 * sizeof(int))];
@@ -742,7 +810,7 @@ static bool peer_is_operator(const struct daemon *d, const struct peer *peer)
 	return false;
 }
 
-static int peer_identify(struct peer *peer)
+static int peer_identify(struct peer *peer, const struct config_listen *policy)
 {
 	struct ucred cred;
 	socklen_t n = sizeof(cred);
@@ -752,6 +820,11 @@ static int peer_identify(struct peer *peer)
 	peer->uid = cred.uid;
 	peer->gid = cred.gid;
 	peer->pid = cred.pid;
+	if (policy && policy->has_uid) {
+		peer->uid = policy->uid;
+		peer->gid = policy->gid;
+		return 0;
+	}
 	n = 0;
 	if (getsockopt(peer->source.fd, SOL_SOCKET, SO_PEERGROUPS, NULL, &n) < 0 && errno == ERANGE && n) {
 		peer->groups = malloc(n);
@@ -764,11 +837,21 @@ static int peer_identify(struct peer *peer)
 	return peer->uid == OVERFLOW_UID ? -EPERM : 0;
 }
 
+static unsigned peer_count_of(const struct daemon *d, uid_t uid)
+{
+	unsigned n = 0;
+
+	for (const struct peer *peer = d->peers; peer; peer = peer->next)
+		n += peer->uid == uid;
+	return n;
+}
+
 static void listener_accept_one(struct listener *listener, int fd)
 {
 	static struct log_limit limit;
 	struct daemon *d = listener->d;
-	struct peer *peer = d->n_peers < 2 * d->config.max_clients ? calloc(1, sizeof(*peer)) : NULL;
+	/* operators get in when clients have taken all there is */
+	struct peer *peer = d->n_peers < 2 * d->config.max_clients || listener->admin ? calloc(1, sizeof(*peer)) : NULL;
 	int r;
 
 	if (!peer) {
@@ -778,13 +861,17 @@ static void listener_accept_one(struct listener *listener, int fd)
 	}
 	peer->d = d;
 	peer->source = (struct loop_source){.fd = fd, .events = LOOP_IN, .ready = peer_ready, .owner = peer};
-	r = peer_identify(peer);
+	peer->retry = (struct loop_timer){.ring = peer_retry, .owner = peer};
+	r = peer_identify(peer, listener->policy);
+	if (r == 0 && !listener->admin && peer_count_of(d, peer->uid) >= d->config.uid_max_clients + UID_SPARE_PEERS)
+		r = -EDQUOT;
 	if (r == 0)
 		r = loop_add(d->loop, &peer->source);
 	if (r < 0) {
 		log_limited(&limit, LOG_LEVEL_WARN, "a connection of uid %u is refused: %s", (unsigned)peer->uid,
-			r == -EPERM ? "it comes from another user namespace, its uid could be anybody's"
-				    : strerror(-r));
+			r == -EPERM    ? "it comes from another user namespace, its uid could be anybody's"
+			: r == -EDQUOT ? "it has as many as uid-max-clients allows"
+				       : strerror(-r));
 		gauge_add(&d->pool.stats->counters.connections_refused, 1);
 		close(fd);
 		free(peer->groups);
@@ -794,7 +881,8 @@ static void listener_accept_one(struct listener *listener, int fd)
 	peer->admin = listener->admin && peer_is_operator(d, peer);
 	peer->next = d->peers;
 	d->peers = peer;
-	d->n_peers++;
+	if (!d->n_peers++ && !d->n_sessions && d->beat)
+		loop_timer_set(d->loop, d->beat, loop_now());
 }
 
 static void listener_ready(struct loop_source *source, uint32_t events)
@@ -812,7 +900,8 @@ static void listener_ready(struct loop_source *source, uint32_t events)
 		if (errno != EMFILE && errno != ENFILE)
 			return;
 		/* no descriptor left: give up the spare one to tell the client so, instead of spinning on it */
-		close(listener->spare_fd);
+		if (listener->spare_fd >= 0)
+			close(listener->spare_fd);
 		fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		if (fd >= 0)
 			close(fd);
@@ -895,7 +984,7 @@ static int listeners_passed(struct daemon *d, char message[256])
 	char **names = NULL;
 	int n = sd_listen_fds_with_names(1, &names), r = 0;
 
-	for (int i = 0; i < n && r == 0 && d->n_listeners < 8; i++) {
+	for (int i = 0; i < n && r == 0 && d->n_listeners < LISTENERS_MAX - CONFIG_LISTEN_MAX - 2; i++) {
 		struct listener *listener = &d->listeners[d->n_listeners];
 		int fd = SD_LISTEN_FDS_START + i;
 
@@ -919,29 +1008,43 @@ static int listeners_passed(struct daemon *d, char message[256])
 	return r < 0 ? r : n;
 }
 
+static int listener_open(struct daemon *d, const char *path, uint32_t mode, bool admin,
+	const struct config_listen *policy, char message[256])
+{
+	struct listener *listener = &d->listeners[d->n_listeners];
+	int r;
+
+	listener->admin = admin;
+	listener->policy = policy;
+	strcpy(listener->path, path);
+	r = listener_bind(listener, mode, message);
+	if (r < 0)
+		return r;
+	d->n_listeners++;
+	return listener_start(d, listener, message);
+}
+
 int peer_start(struct daemon *d, char message[256])
 {
 	bool have[2] = {false, false};
 	int r;
 
-	d->listeners = calloc(8, sizeof(*d->listeners));
+	d->bury = (struct loop_timer){.ring = peer_bury_ring, .owner = d};
+	d->listeners = calloc(LISTENERS_MAX, sizeof(*d->listeners));
 	if (!d->listeners)
 		return -ENOMEM;
 	r = listeners_passed(d, message);
 	for (unsigned i = 0; i < d->n_listeners; i++)
 		have[d->listeners[i].admin] = true;
-	for (int admin = 0; admin <= 1 && r >= 0; admin++) {
-		struct listener *listener = &d->listeners[d->n_listeners];
+	for (int admin = 0; admin <= 1 && r >= 0; admin++)
+		if (!have[admin])
+			r = listener_open(d, admin ? d->config.admin_socket : d->config.socket, d->config.socket_mode,
+				admin, NULL, message);
+	for (unsigned i = 0; i < d->config.n_listen && r >= 0; i++) {
+		const struct config_listen *policy = &d->config.listen[i];
 
-		if (have[admin])
-			continue;
-		listener->admin = admin;
-		strcpy(listener->path, admin ? d->config.admin_socket : d->config.socket);
-		r = listener_bind(listener, d->config.socket_mode, message);
-		if (r == 0) {
-			d->n_listeners++;
-			r = listener_start(d, listener, message);
-		}
+		r = listener_open(
+			d, policy->path, policy->mode ? policy->mode : d->config.socket_mode, false, policy, message);
 	}
 	return r < 0 ? r : 0;
 }

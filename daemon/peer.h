@@ -2,6 +2,10 @@
  * peer.h - sockets: who is at the other end, messages in, answers out
  *
  * A message is copied once, checked, then used.  A peer that breaks the protocol is put out; nobody else notices.
+ *
+ * Closing has two steps: peer_close() shuts the socket and nothing more, so it may be called from anywhere, by an answer
+ * that cannot be sent too; peer_bury(), from a timer, tells the session and the jobs, and frees.  So no answer ever takes
+ * a session, a member or a job away under its caller.
  */
 #ifndef KVPOOL_PEER_H
 #define KVPOOL_PEER_H
@@ -23,11 +27,13 @@ struct peer {
 	struct session *session;
 	struct peer_out *out_head, *out_tail; /* answers the socket did not take yet */
 	unsigned n_out;
+	struct loop_timer retry; /* for the head of them: what it waits for is not told by the socket */
+	bool fds_sent; /* an answer with descriptors was sent and may be unread */
+	unsigned n_jobs; /* requests of it that wait */
 };
 
 /** peer_start() - listen: on descriptors handed over by the service manager, else on the configured paths */
 int peer_start(struct daemon *d, char message[256]);
-/** peer_stop_listening(), peer_stop() */
 void peer_stop(struct daemon *d);
 
 /** peer_answer() - @fds are sent and stay the caller's; @id 0: nothing is sent */
@@ -36,9 +42,9 @@ void peer_answer(struct peer *peer, uint16_t type, uint64_t id, int32_t status, 
 /** peer_refuse() - an answer with an error and a text */
 void peer_refuse(struct peer *peer, uint16_t type, uint64_t id, int error, const char *format, ...)
 	__attribute__((format(printf, 5, 6)));
-/** peer_close() - now or when the current message is done with; its session lives on if its process does */
+/** peer_close() - shut the socket; its session lives on if its process does. @why: for the log, or NULL. */
 void peer_close(struct peer *peer, const char *why);
-/** peer_bury() - free the closed ones; from a timer, never inside a peer's callback */
+/** peer_bury() - second step: free the closed ones; from a timer, never inside a peer's callback */
 void peer_bury(struct daemon *d);
 
 /** peer_message() - one packet, as received; everything in it is input. Also what the fuzzer calls. */

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "block.h"
@@ -56,15 +57,18 @@ static struct session *session_new(struct daemon *d, uint64_t id, int fd)
 	s->fd = fd;
 	s->guard = GUARD_NONE;
 	s->object_bytes = session_bytes(d);
-	s->opened_ns = loop_now();
+	s->opened_ns = s->heard_ns = loop_now();
 	s->has_place = calloc(d->pool.header->max_places, 1);
+	s->grants_at = calloc(d->pool.header->max_places, sizeof(*s->grants_at));
 	s->head = shm_map(fd, s->object_bytes);
 	if (s->head)
 		s->guard = guard_add(s->head, s->object_bytes);
-	if (!s->has_place || !s->head || s->guard < 0) {
+	if (!s->has_place || !s->grants_at || !s->head || s->guard < 0) {
+		guard_remove(s->guard);
 		if (s->head)
 			munmap(s->head, s->object_bytes);
 		free(s->has_place);
+		free(s->grants_at);
 		free(s);
 		return NULL;
 	}
@@ -76,7 +80,8 @@ static void session_list_add(struct session *s)
 	s->next = s->d->sessions;
 	s->d->sessions = s;
 	s->d->n_sessions++;
-	s->d->pool.meta_bytes += KVP_PAGE;
+	s->meta_bytes = KVP_PAGE;
+	s->d->pool.meta_bytes += s->meta_bytes;
 	gauge_set(&s->d->pool.stats->counters.sessions, s->d->n_sessions);
 }
 
@@ -89,18 +94,22 @@ static void session_free(struct session *s)
 	if (*at) {
 		*at = s->next;
 		s->d->n_sessions--;
+		s->d->pool.meta_bytes -= s->meta_bytes;
 	}
 	gauge_set(&s->d->pool.stats->counters.sessions, s->d->n_sessions);
 	while (s->members) {
 		struct member *member = s->members;
 
 		s->members = member->next;
+		if (--member->ns->n_members == 0)
+			member->ns->left_tick = daemon_tick(s->d);
 		free(member);
 	}
 	guard_remove(s->guard);
 	munmap(s->head, s->object_bytes);
 	close(s->fd);
 	free(s->has_place);
+	free(s->grants_at);
 	free(s->groups);
 	free(s);
 }
@@ -228,6 +237,7 @@ int session_resume(struct daemon *d, struct peer *peer, const struct kvp_wire_he
 			peer_close(s->peer, NULL);
 		}
 		session_set_peer(s, peer);
+		s->heard_ns = loop_now();
 		s->row->connected = 1;
 		s->row->pid = peer->pid;
 		gauge_add(&d->pool.stats->counters.sessions_resumed, 1);
@@ -255,12 +265,30 @@ struct member *session_join(struct session *s, struct ns *ns, bool writable)
 			return NULL;
 		member->session = s;
 		member->ns = ns;
-		member->stage_fd = -1;
 		member->next = s->members;
 		s->members = member;
+		ns->n_members++;
 	}
 	member->writable = member->writable || writable;
 	return member;
+}
+
+struct session *session_find(struct daemon *d, uint64_t id)
+{
+	for (struct session *s = d->sessions; s; s = s->next)
+		if (s->id == id)
+			return s;
+	return NULL;
+}
+
+uint64_t session_grants_of(const struct daemon *d, uid_t uid)
+{
+	uint64_t n = 0;
+
+	for (const struct session *s = d->sessions; s; s = s->next)
+		if (s->uid == uid)
+			n += atomic_load_explicit(&s->row->grants, memory_order_relaxed);
+	return n;
 }
 
 bool session_in_group(const struct session *s, gid_t gid)
@@ -286,7 +314,8 @@ int session_give_place(struct session *s, uint32_t place)
 	/* pages that are only allocated read as a hole to SEEK_DATA, and a new daemon would miss the pins in them */
 	if (madvise((char *)s->head + off, bytes, MADV_POPULATE_WRITE) < 0 && errno != EINVAL)
 		return -KVP_ENOSPC;
-	s->has_place[place] = 1;
+	s->has_place[place] = PLACE_PINS;
+	s->meta_bytes += bytes;
 	s->d->pool.meta_bytes += bytes;
 	gauge_add(&s->row->slabs, 1);
 	return 0;
@@ -389,43 +418,52 @@ static void session_add_counts(struct session *s)
 int session_make_stage(struct member *member, uint64_t n_blocks)
 {
 	struct daemon *d = member->session->d;
+	struct stage *stage;
 	char name[KVP_OBJECT_NAME_MAX];
 	uint64_t bytes = n_blocks * member->ns->head->block_stride;
 	int fd, r;
 
-	if (member->stage_fd >= 0)
+	if (member->stage)
 		return 0;
-	member->stage_number = atomic_fetch_add(&d->pool.stats->next_number, 1);
-	shm_object_name(name, d->pool.uuid, "stage-%" PRIu64, member->stage_number);
+	stage = calloc(1, sizeof(*stage));
+	if (!stage)
+		return -KVP_ENOMEM;
+	stage->number = atomic_fetch_add(&d->pool.stats->next_number, 1);
+	shm_object_name(name, d->pool.uuid, "stage-%" PRIu64, stage->number);
 	fd = shm_make(name, bytes, (gid_t)-1);
 	r = fd < 0 ? fd : shm_reserve(fd, 0, bytes);
 	if (r < 0) {
 		if (fd >= 0)
 			close(fd);
 		shm_remove(name);
+		free(stage);
 		return -KVP_ENOSPC;
 	}
-	member->stage_fd = fd;
-	member->stage_blocks = n_blocks;
-	member->stage_bytes = bytes;
+	stage->n_users = 1;
+	stage->fd = fd;
+	stage->n_blocks = n_blocks;
+	stage->bytes = bytes;
+	member->stage = stage;
 	d->stage_bytes += bytes;
 	gauge_set(&d->pool.stats->counters.slab_bytes_staging, d->stage_bytes);
 	return 0;
 }
 
-static void session_drop_stage(struct member *member)
+void session_put_stage(struct daemon *d, struct stage *stage)
 {
-	struct daemon *d = member->session->d;
 	char name[KVP_OBJECT_NAME_MAX];
 
-	if (member->stage_fd < 0)
+	if (--stage->n_users)
 		return;
-	shm_object_name(name, d->pool.uuid, "stage-%" PRIu64, member->stage_number);
+	shm_object_name(name, d->pool.uuid, "stage-%" PRIu64, stage->number);
 	shm_remove(name);
-	close(member->stage_fd);
-	member->stage_fd = -1;
-	d->stage_bytes -= member->stage_bytes;
+	/* its writer may have it mapped for long: the memory goes now */
+	if (fallocate(stage->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)stage->bytes) < 0)
+		log_warn(SHM_DIR "%s: cannot give its memory back: %s", name, strerror(errno));
+	close(stage->fd);
+	d->stage_bytes -= stage->bytes;
 	gauge_set(&d->pool.stats->counters.slab_bytes_staging, d->stage_bytes);
+	free(stage);
 }
 
 /* The last step: its process is gone, nobody stores any more. */
@@ -437,7 +475,9 @@ static void session_finish(struct session *s)
 	for (struct member *member = s->members; member; member = member->next) {
 		block_release_all_grants(member);
 		tier_member_gone(member);
-		session_drop_stage(member);
+		if (member->stage)
+			session_put_stage(d, member->stage);
+		member->stage = NULL;
 	}
 	pool_stats_begin(&d->pool);
 	atomic_store_explicit(&s->row->session_id, 0, memory_order_release);
@@ -481,14 +521,42 @@ void session_disconnected(struct session *s)
 	}
 }
 
+/* Has its client cut or grown what it may write? Grown, it would eat the room of the host. */
+static const char *session_bad(const struct session *s)
+{
+	struct stat st;
+
+	if (guard_condemned(s->guard))
+		return "its session object was cut";
+	if (fstat(s->fd, &st) == 0 && (uint64_t)st.st_size != s->object_bytes)
+		return (uint64_t)st.st_size < s->object_bytes ? "its session object was cut"
+							      : "its session object was grown";
+	for (const struct member *member = s->members; member; member = member->next)
+		if (member->stage && fstat(member->stage->fd, &st) == 0 && (uint64_t)st.st_size != member->stage->bytes)
+			return "its staging area was cut or grown";
+	return NULL;
+}
+
+static void session_condemn(struct session *s, const char *why)
+{
+	gauge_add(&s->d->pool.stats->counters.sessions_condemned, 1);
+	/* back to its length, so that it takes no more than it was given; what was cut is zero */
+	if (ftruncate(s->fd, (off_t)s->object_bytes) < 0)
+		log_debug("session %016" PRIx64 ": %s", s->id, strerror(errno));
+	for (struct member *member = s->members; member; member = member->next)
+		if (member->stage && ftruncate(member->stage->fd, (off_t)member->stage->bytes) < 0)
+			log_debug("session %016" PRIx64 ": %s", s->id, strerror(errno));
+	session_end(s, why);
+}
+
 static void session_look_at(struct session *s)
 {
 	struct daemon *d = s->d;
+	const char *bad = s->ending ? NULL : session_bad(s);
 	uint64_t now = loop_now();
 
-	if (guard_condemned(s->guard) && !s->ending) {
-		gauge_add(&d->pool.stats->counters.sessions_condemned, 1);
-		session_end(s, "its session object was cut or punched");
+	if (bad) {
+		session_condemn(s, bad);
 		return;
 	}
 	if (!s->ending)
@@ -506,6 +574,53 @@ static void session_look_at(struct session *s)
 	session_end(s, s->peer ? "its lock is free: the process is gone, or closed the session object" : NULL);
 }
 
+static void session_revoke_silent(struct daemon *d)
+{
+	uint64_t limit = d->config.hold_limit_ms * 1000000ull, now = loop_now();
+	struct session *next;
+
+	for (struct session *s = limit ? d->sessions : NULL; s; s = next) {
+		next = s->next;
+		if (s->ending || now - s->heard_ns < limit)
+			continue;
+		session_end(s, "not heard of for longer than hold-limit while memory is needed: its holds are revoked");
+	}
+}
+
+static uint64_t session_pins_of(const struct daemon *d, uid_t uid)
+{
+	uint64_t n = 0;
+
+	for (const struct session *s = d->sessions; s; s = s->next)
+		if (s->uid == uid && !s->ending)
+			n += atomic_load_explicit(&s->row->pins, memory_order_relaxed);
+	return n;
+}
+
+void session_limit_pins(struct daemon *d)
+{
+	struct session *next;
+
+	for (struct session *s = d->config.uid_max_pins ? d->sessions : NULL; s; s = next) {
+		bool largest = true, over;
+
+		next = s->next;
+		for (const struct session *o = d->sessions; o; o = o->next)
+			largest = largest && (o->uid != s->uid || o->ending || o->row->pins <= s->row->pins);
+		over = !s->ending && largest && session_pins_of(d, s->uid) > d->config.uid_max_pins;
+		if (over && s->over_pins) {
+			char why[128];
+
+			snprintf(why, sizeof(why), "its uid holds %" PRIu64 " blocks, uid-max-pins is %u: raise it",
+				session_pins_of(d, s->uid), d->config.uid_max_pins);
+			gauge_add(&d->pool.stats->counters.sessions_condemned, 1);
+			session_end(s, why);
+			continue;
+		}
+		s->over_pins = over;
+	}
+}
+
 void session_look(struct daemon *d)
 {
 	struct session *next;
@@ -513,6 +628,10 @@ void session_look(struct daemon *d)
 	for (struct session *s = d->sessions; s; s = next) {
 		next = s->next;
 		session_look_at(s);
+	}
+	if (d->holds_wanted) {
+		d->holds_wanted = false;
+		session_revoke_silent(d);
 	}
 }
 
@@ -531,7 +650,8 @@ static void session_find_places(struct session *s)
 		place = ((uint64_t)data - KVP_PAGE) / stride;
 		if (place >= s->d->pool.header->max_places)
 			break;
-		s->has_place[place] = 1;
+		s->has_place[place] = PLACE_PINS;
+		gauge_add(&s->row->slabs, 1);
 		off = KVP_PAGE + (place + 1) * stride;
 	}
 }
@@ -555,6 +675,9 @@ static bool session_adopt(struct daemon *d, struct kvp_session_row *row)
 	s->row = row;
 	s->uid = row->uid;
 	s->gid = row->gid;
+	gauge_set(&row->grants, 0); /* counted anew as they are adopted */
+	gauge_set(&row->slabs, 0);
+	gauge_set(&row->pins, 0);
 	session_list_add(s);
 	if (!session_lock_held(s) || atomic_load(&s->head->word) == 0) {
 		row->connected = 0;

@@ -11,6 +11,17 @@
 #include "daemon.h"
 #include "kvpool_wire.h"
 
+/* Where a writer of a copied namespace puts its blocks. Outlives its member while a copy out of it is under way. */
+struct stage {
+	unsigned n_users;
+	int fd;
+	uint64_t number, n_blocks, bytes;
+};
+
+/* has_place */
+#define PLACE_PINS 1u /* it has pin pages there */
+#define PLACE_WRITABLE 2u /* and got a descriptor it may write with */
+
 struct session {
 	struct session *next;
 	struct daemon *d;
@@ -24,13 +35,17 @@ struct session {
 	struct kvp_session_header *head; /* the whole object is mapped here; client-writable: read under the guard */
 	uint64_t object_bytes;
 	int guard;
-	uint8_t *has_place; /* by place: this session has pin pages there */
+	uint8_t *has_place; /* by place: PLACE_... of the slab that is there now */
+	uint32_t *grants_at; /* by place: grants of it that lie there */
+	uint64_t meta_bytes; /* of shared memory for it */
 	struct member *members;
 	struct kvp_session_row *row;
 	struct kvp_client_counts seen; /* counts already added to ours */
 	uint64_t lock_free_since_ns; /* 0: held when last seen */
 	uint64_t opened_ns;
+	uint64_t heard_ns; /* when its last message came, or it was adopted */
 	uint64_t sweep_pins;
+	bool over_pins; /* its uid was over uid-max-pins at the last count */
 	bool ending; /* no longer counted; stays until its process, which may still store, is gone */
 };
 
@@ -47,13 +62,20 @@ int session_resume(struct daemon *d, struct peer *peer, const struct kvp_wire_he
 void session_disconnected(struct session *s);
 /** session_end() - see above. @how: for the log, or NULL. */
 void session_end(struct session *s, const char *how);
-/** session_look() - several times a second: who died? adds up client counts */
+/** session_look() - several times a second: who died, who broke its objects, whose holds go? adds up client counts */
 void session_look(struct daemon *d);
 
 struct member *session_member(const struct session *s, const struct ns *ns);
 struct member *session_join(struct session *s, struct ns *ns, bool writable);
+struct session *session_find(struct daemon *d, uint64_t id);
+/** session_grants_of() - grants of all sessions of a uid */
+uint64_t session_grants_of(const struct daemon *d, uid_t uid);
+/** session_limit_pins() - after a count of pins: put out who holds more than uid-max-pins, seen twice */
+void session_limit_pins(struct daemon *d);
 /** session_make_stage() - a staging area for its copied publishes; removed with the session. Return: 0; -KVP_ENOSPC. */
 int session_make_stage(struct member *member, uint64_t n_blocks);
+/** session_put_stage() - one user less; the last one frees it */
+void session_put_stage(struct daemon *d, struct stage *stage);
 bool session_in_group(const struct session *s, gid_t gid);
 
 /** session_give_place() - the session will map this place: make its pin pages. Return: 0; -KVP_ENOSPC. */

@@ -8,13 +8,28 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "block.h"
 #include "guard.h"
 #include "log.h"
 #include "namespace.h"
 #include "session.h"
 #include "shm.h"
+#include "tier.h"
+
+#define LOOKS 256 /* slabs looked at in one slab_look() */
+
+/* A slab that left while sessions had it mapped. */
+struct leaving {
+	struct leaving *next;
+	int fd;
+	uint64_t number, bytes;
+	uint64_t occupied;
+	unsigned n_sessions;
+	uint64_t session_ids[];
+};
 
 static struct kvp_slab_row *slab_row(const struct daemon *d, const struct slab *slab)
 {
@@ -56,6 +71,7 @@ void slab_set_use(struct daemon *d, struct slab *slab, enum kvp_slab_use use, st
 static void slab_free(struct daemon *d, struct slab *slab)
 {
 	d->slabs[slab->place] = NULL;
+	guard_remove(slab->guard);
 	if (slab->map)
 		munmap(slab->map, slab->bytes);
 	if (slab->fd >= 0)
@@ -122,6 +138,7 @@ static struct slab *slab_make(struct daemon *d, uint64_t bytes, uint32_t node, c
 	slab->bytes = bytes;
 	slab->node = node;
 	slab->use = KVP_SLAB_SPARE;
+	slab->guard = GUARD_NONE;
 	slab->number = atomic_fetch_add(&d->pool.stats->next_number, 1);
 	shm_object_name(name, d->pool.uuid, "slab-%" PRIu64, slab->number);
 	slab->fd = shm_make(name, bytes, (gid_t)-1);
@@ -147,6 +164,84 @@ static struct slab *slab_make(struct daemon *d, uint64_t bytes, uint32_t node, c
 	return slab;
 }
 
+static void slab_punch(int fd, uint64_t number, uint64_t bytes)
+{
+	if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes) < 0)
+		log_warn("slab %" PRIu64 ": cannot give its memory back: %s", number, strerror(errno));
+}
+
+/* Remember it as long as one of those lives that have it mapped. They have no pins there any more. */
+static void slab_leave(struct daemon *d, struct slab *slab)
+{
+	struct leaving *leaving;
+	unsigned n = 0;
+
+	for (const struct session *s = d->sessions; s; s = s->next)
+		n += s->has_place[slab->place] != 0;
+	leaving = n ? calloc(1, sizeof(*leaving) + n * sizeof(leaving->session_ids[0])) : NULL;
+	for (struct session *s = d->sessions; s; s = s->next) {
+		if (!s->has_place[slab->place])
+			continue;
+		s->has_place[slab->place] = 0;
+		gauge_add(&s->row->slabs, -1);
+		if (leaving)
+			leaving->session_ids[leaving->n_sessions++] = s->id;
+	}
+	if (!leaving)
+		return;
+	leaving->fd = slab->fd;
+	slab->fd = -1;
+	leaving->number = slab->number;
+	leaving->bytes = slab->bytes;
+	leaving->next = d->leaving;
+	d->leaving = leaving;
+}
+
+static bool leaving_is_over(struct daemon *d, struct leaving *leaving)
+{
+	struct stat st;
+
+	while (leaving->n_sessions && !session_find(d, leaving->session_ids[leaving->n_sessions - 1]))
+		leaving->n_sessions--;
+	if (!leaving->n_sessions)
+		return true;
+	if (fstat(leaving->fd, &st) < 0)
+		return false;
+	leaving->occupied = (uint64_t)st.st_blocks * 512;
+	if (leaving->occupied || (uint64_t)st.st_size != leaving->bytes) {
+		/* its reader fills it with zeroes by looking; a writer may have grown it */
+		if (ftruncate(leaving->fd, (off_t)leaving->bytes) < 0)
+			log_debug("slab %" PRIu64 ": %s", leaving->number, strerror(errno));
+		slab_punch(leaving->fd, leaving->number, leaving->bytes);
+	}
+	return false;
+}
+
+static void slab_look_at_leaving(struct daemon *d)
+{
+	uint64_t occupied = 0;
+
+	for (struct leaving **at = &d->leaving; *at;) {
+		struct leaving *leaving = *at;
+
+		if (leaving_is_over(d, leaving)) {
+			*at = leaving->next;
+			close(leaving->fd);
+			free(leaving);
+			continue;
+		}
+		occupied += leaving->occupied;
+		at = &leaving->next;
+	}
+	d->leaving_bytes = occupied;
+	gauge_set(&d->pool.stats->counters.slab_bytes_leaving, occupied);
+}
+
+static uint64_t slab_budget(const struct daemon *d)
+{
+	return d->config.pool_bytes > d->leaving_bytes ? d->config.pool_bytes - d->leaving_bytes : 0;
+}
+
 /* Unlist, unlink, punch empty: whoever still maps it reads zeroes and holds no memory of the budget. */
 static void slab_destroy(struct daemon *d, struct slab *slab)
 {
@@ -156,8 +251,8 @@ static void slab_destroy(struct daemon *d, struct slab *slab)
 	atomic_store_explicit(&slab_row(d, slab)->number, 0, memory_order_release);
 	shm_object_name(name, d->pool.uuid, "slab-%" PRIu64, slab->number);
 	shm_remove(name);
-	if (fallocate(slab->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)slab->bytes) < 0)
-		log_warn("slab %" PRIu64 ": cannot give its memory back: %s", slab->number, strerror(errno));
+	slab_punch(slab->fd, slab->number, slab->bytes);
+	slab_leave(d, slab);
 	slab_free(d, slab);
 	slab_count(d);
 	pool_stats_end(&d->pool);
@@ -182,20 +277,22 @@ static struct slab *slab_find_spare(struct daemon *d, uint64_t bytes, uint32_t n
 struct slab *slab_take_spare(struct daemon *d, uint64_t bytes, uint32_t node)
 {
 	struct slab *slab = slab_find_spare(d, bytes, node);
+	uint64_t budget = slab_budget(d);
 	char message[256];
 
 	if (slab)
 		return slab;
-	if (d->config.pool_bytes < d->slab_bytes_total || /* the budget was made smaller */
-		d->config.pool_bytes - d->slab_bytes_total + slab_spare_bytes(d) < bytes)
+	if (budget < d->slab_bytes_total || /* it was made smaller, or clients hold what left */
+		budget - d->slab_bytes_total + slab_spare_bytes(d) < bytes)
 		return NULL;
-	while (d->config.pool_bytes - d->slab_bytes_total < bytes) {
+	while (budget - d->slab_bytes_total < bytes) {
 		slab = slab_find_spare(d, 0, node);
 		if (!slab)
 			return NULL;
+		node = node == TOPOLOGY_ANY ? slab->node : node;
 		slab_destroy(d, slab);
 	}
-	slab = slab_make(d, bytes, node, message);
+	slab = slab_make(d, bytes, node == TOPOLOGY_ANY ? 0 : node, message);
 	if (!slab) {
 		static struct log_limit limit;
 
@@ -211,7 +308,7 @@ void slab_drop(struct daemon *d, struct slab *slab)
 	char message[256];
 
 	slab_destroy(d, slab);
-	if (d->slab_bytes_total + d->pool.header->slab_bytes <= d->config.pool_bytes &&
+	if (d->slab_bytes_total + d->pool.header->slab_bytes <= slab_budget(d) &&
 		!slab_make(d, d->pool.header->slab_bytes, node, message))
 		log_limited(&limit, LOG_LEVEL_WARN, "%s", message);
 }
@@ -226,6 +323,75 @@ uint64_t slab_spare_bytes(const struct daemon *d)
 	return bytes;
 }
 
+static bool slab_is_whole(int fd, uint64_t bytes)
+{
+	struct stat st;
+
+	return fstat(fd, &st) == 0 && (uint64_t)st.st_size == bytes && (uint64_t)st.st_blocks * 512 >= bytes;
+}
+
+int slab_let_write(struct slab *slab)
+{
+	if (slab->client_writable)
+		return 0;
+	slab->guard = guard_add(slab->map, slab->bytes);
+	if (slab->guard < 0) {
+		slab->guard = GUARD_NONE;
+		return -ENOSPC;
+	}
+	slab->client_writable = true;
+	return 0;
+}
+
+/* A writer broke it. Which one nobody can tell, but who could have. */
+static void slab_condemn(struct daemon *d, struct slab *slab)
+{
+	struct session *suspect = NULL;
+	unsigned n = 0;
+
+	slab->condemned = true;
+	slab->ns->n_free -= slab->n_free; /* nobody gets them */
+	gauge_add(&d->pool.stats->counters.slabs_condemned, 1);
+	for (struct session *s = d->sessions; s; s = s->next) {
+		if (!(s->has_place[slab->place] & PLACE_WRITABLE))
+			continue;
+		suspect = s;
+		n++;
+		log_warn("slab %" PRIu64
+			 " of namespace %s was cut, grown or punched; a writer of it is session %016" PRIx64
+			 " (%s, uid %u, pid %d)",
+			slab->number, slab->ns->head->name, s->id, s->row->comm, (unsigned)s->uid, (int)s->row->pid);
+	}
+	log_warn("slab %" PRIu64 " of namespace %s (uid %u) is condemned, its blocks are dropped%s", slab->number,
+		slab->ns->head->name, slab->ns->head->owner_uid,
+		n ? "" : "; its writers of now are not known: the daemon started after they got it, or they are gone");
+	if (n == 1 && !suspect->ending) {
+		gauge_add(&d->pool.stats->counters.sessions_condemned, 1);
+		session_end(suspect, "it alone could have broken the slab");
+	}
+}
+
+void slab_look(struct daemon *d)
+{
+	static uint32_t at;
+	uint32_t n = d->pool.header->max_places < LOOKS ? d->pool.header->max_places : LOOKS;
+
+	for (uint32_t i = 0; i < n; i++) {
+		struct slab *slab = d->slabs[at++ % d->pool.header->max_places];
+		struct ns *ns = slab ? slab->ns : NULL;
+
+		if (!ns || !slab->client_writable)
+			continue;
+		if (!slab->condemned && (guard_condemned(slab->guard) || !slab_is_whole(slab->fd, slab->bytes)))
+			slab_condemn(d, slab);
+		if (slab->condemned && block_drop_slab(ns, slab)) {
+			ns_remove_slab(ns, slab);
+			tier_serve(ns);
+		}
+	}
+	slab_look_at_leaving(d);
+}
+
 /* A slab of the last daemon, as its row tells. */
 static bool slab_adopt(struct daemon *d, uint32_t place)
 {
@@ -238,7 +404,9 @@ static bool slab_adopt(struct daemon *d, uint32_t place)
 	shm_object_name(name, d->pool.uuid, "slab-%" PRIu64, number);
 	fd = shm_find(name, &bytes, (gid_t)-1);
 	slab = fd < 0 ? NULL : calloc(1, sizeof(*slab));
-	if (!slab || bytes != row->bytes || (row->use != KVP_SLAB_BLOCKS && row->use != KVP_SLAB_SPARE)) {
+	/* a slab has all its pages; missing ones were punched, and what was in them reads as zeroes */
+	if (!slab || bytes != row->bytes || !slab_is_whole(fd, bytes) ||
+		(row->use != KVP_SLAB_BLOCKS && row->use != KVP_SLAB_SPARE)) {
 		if (fd >= 0)
 			close(fd);
 		free(slab);
@@ -252,6 +420,7 @@ static bool slab_adopt(struct daemon *d, uint32_t place)
 	slab->bytes = bytes;
 	slab->use = row->use;
 	slab->fd = fd;
+	slab->guard = GUARD_NONE;
 	slab->bound = row->bound;
 	for (unsigned i = 0; i < topology_n_nodes(d->topology); i++)
 		if (topology_node_id(d->topology, i) == row->node)
@@ -312,6 +481,15 @@ static uint64_t cgroup_limit(void)
 	return limit;
 }
 
+static uint64_t slab_free_places(const struct daemon *d)
+{
+	uint64_t n = 0;
+
+	for (uint32_t i = 0; i < d->pool.header->max_places; i++)
+		n += !d->slabs[i];
+	return n;
+}
+
 int slab_start(struct daemon *d, char message[256])
 {
 	unsigned n_nodes = topology_n_nodes(d->topology), next_node = 0;
@@ -344,6 +522,14 @@ int slab_start(struct daemon *d, char message[256])
 		return -ENOSPC;
 	}
 	missing = (d->config.pool_bytes - d->slab_bytes_total) / d->pool.header->slab_bytes;
+	if (missing > slab_free_places(d)) {
+		snprintf(message, 256,
+			"the pool kept in memory was made for %" PRIu64 " bytes at most (%u slabs of %" PRIu64
+			"), --pool is %" PRIu64 ": start smaller, or drop it with kvctl purge first",
+			d->pool.header->max_places * d->pool.header->slab_bytes, d->pool.header->max_places,
+			d->pool.header->slab_bytes, d->config.pool_bytes);
+		return -ENOSPC;
+	}
 	if (missing * d->pool.header->slab_bytes > shm_free_bytes()) {
 		snprintf(message, 256,
 			SHM_DIR " has %" PRIu64 " bytes free, --pool needs %" PRIu64
@@ -366,6 +552,13 @@ void slab_stop(struct daemon *d)
 	for (uint32_t i = 0; i < d->pool.header->max_places; i++)
 		if (d->slabs[i])
 			slab_free(d, d->slabs[i]);
+	while (d->leaving) {
+		struct leaving *leaving = d->leaving;
+
+		d->leaving = leaving->next;
+		close(leaving->fd);
+		free(leaving);
+	}
 	free(d->slabs);
 	d->slabs = NULL;
 }

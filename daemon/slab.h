@@ -3,7 +3,9 @@
  *
  * A slab is one shared-memory object at a place (row of the slab table); its number is its identity and never given
  * again.  Spare slabs belong to no namespace and are all zero.  A slab that leaves a namespace is unlinked and punched
- * empty; its successor is a new object with zeroed pages.
+ * empty; its successor is a new object with zeroed pages.  Clients that had it may go on to map it and, by touching it,
+ * fill it again: what it occupies is taken off the budget, and punched again, until the last of those sessions is gone.
+ * A slab that a writer cut, grew or punched is condemned: all its blocks go, whoever holds them.
  */
 #ifndef KVPOOL_SLAB_H
 #define KVPOOL_SLAB_H
@@ -29,7 +31,9 @@ struct slab {
 	struct ns *ns;
 	struct slab_slot *slots; /* while in a namespace */
 	uint32_t n_slots, n_free, free_head;
-	bool client_writable; /* a session got a rw descriptor of it */
+	bool client_writable; /* a session got a rw descriptor of it, or may have got one from an earlier daemon */
+	int guard; /* while client_writable */
+	bool condemned; /* no slot of it is given out; it goes when the last transfer in it has ended */
 	bool bound;
 };
 
@@ -44,5 +48,9 @@ void slab_drop(struct daemon *d, struct slab *slab);
 /** slab_set_use() - move its row to another user */
 void slab_set_use(struct daemon *d, struct slab *slab, enum kvp_slab_use use, struct ns *ns);
 uint64_t slab_spare_bytes(const struct daemon *d);
+/** slab_let_write() - a client gets, or may have, a descriptor it can write with: from now on it is watched. Return: 0; -ENOSPC. */
+int slab_let_write(struct slab *slab);
+/** slab_look() - a few times a second: slabs writers broke, and those that left */
+void slab_look(struct daemon *d);
 
 #endif

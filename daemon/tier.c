@@ -3,7 +3,11 @@
  *
  * Requests that wait are jobs: in the list of their namespace while they need a slot (RESERVE, copied PUBLISH), linked
  * from entries by waiters while they wait for reads (RESTORE).  Every job has a timer for its deadline; whoever ends a
- * job answers it once and frees it.
+ * job answers it once and frees it.  An answer never frees a peer, a session or a job (see peer.h), so it may come first.
+ *
+ * Memory moves between namespaces a slab at a time: from one nobody uses before a namespace evicts blocks of its own, then
+ * from one whose oldest block has been unused far longer than its own oldest, and when nothing of its own may go, from
+ * the one that has most.  The donor's oldest blocks go as they always do, and what is left in one slab moves to its others.
  */
 #include "tier.h"
 
@@ -14,6 +18,7 @@
 #include <string.h>
 
 #include "block.h"
+#include "guard.h"
 #include "io.h"
 #include "kvpool_desc.h"
 #include "log.h"
@@ -25,6 +30,9 @@
 #define RETRY_NS 20000000ull /* nothing could be evicted: look again after so long */
 #define PUBLISH_WAIT_NS 2000000000ull /* a copied publish waits so long for a slot */
 #define LOOKS_MAX 512 /* candidates looked at in one call */
+#define JOBS_MAX 256 /* requests of one peer that wait */
+#define STEAL_NS 100000000ull /* how often a namespace looks at the memory of the others */
+#define STEAL_TICKS (10 * TICKS_PER_SECOND) /* so much longer, and twice as long, unused: worth moving a slab for */
 
 enum job_kind {
 	JOB_RESERVE,
@@ -58,8 +66,17 @@ struct job {
 	uint32_t at; /* PUBLISH: item being worked on */
 	uint64_t fill; /* PUBLISH: slot being copied into, or NO_SLOT */
 	struct io_op op;
+	struct stage *stage; /* PUBLISH: of the member, that may go */
 	uint64_t n_done; /* DRAIN */
+	struct drain_item *todo;
+	uint64_t n_todo, todo_at, n_failed;
 	bool flushing;
+};
+
+/* What a drain has to write. Keys, not entries: those may go meanwhile. */
+struct drain_item {
+	uint64_t ns_id;
+	struct kvp_key key;
 };
 
 struct tier {
@@ -71,6 +88,9 @@ struct tier {
 	struct job jobs; /* head of the list of all */
 	struct job *drain;
 	bool was_down;
+	uint64_t reading_bytes; /* being read, or queued for it */
+	uint64_t read_event_ns; /* last time a read ended, or the first of many began */
+	double read_ns_per_byte; /* how fast they come, all together; 0: not known yet */
 };
 
 static void job_publish_step(struct job *job);
@@ -102,8 +122,43 @@ static struct job *job_new(
 	job->all_prev = &d->tier->jobs;
 	job->all_next->all_prev = job;
 	d->tier->jobs.all_next = job;
+	peer->n_jobs++;
 	loop_timer_set(d->loop, &job->timer, deadline_ns);
 	return job;
+}
+
+/* Bytes of blocks that are on their way for requests of @uid. */
+static uint64_t jobs_transit_of(const struct tier *tier, uid_t uid)
+{
+	uint64_t bytes = 0;
+
+	for (const struct job *job = tier->jobs.all_next; job != &tier->jobs; job = job->all_next)
+		if (job->member && job->member->session->uid == uid)
+			bytes += (job->kind == JOB_RESTORE	    ? job->n_left
+					 : job->kind == JOB_PUBLISH ? job->n - job->at
+								    : 0) *
+				 job->ns->head->block_bytes;
+	return bytes;
+}
+
+/* May this peer start a request that may wait? Else it is refused. */
+static bool job_allowed(struct peer *peer, uint16_t type, uint64_t msg_id)
+{
+	uint64_t most = peer->d->config.uid_max_transit;
+
+	if (peer->n_jobs >= JOBS_MAX) {
+		peer_refuse(peer, type, msg_id, KVP_EQUOTA, "%u requests of this client wait already: take the answers",
+			JOBS_MAX);
+		return false;
+	}
+	if (type != KVP_MSG_RESERVE && jobs_transit_of(peer->d->tier, peer->uid) > most) {
+		peer_refuse(peer, type, msg_id, KVP_EQUOTA,
+			"%" PRIu64
+			" bytes are on their way for uid %u already: ask for less at once, or raise uid-max-transit",
+			most, (unsigned)peer->uid);
+		return false;
+	}
+	return true;
 }
 
 static void job_leave_list(struct job *job)
@@ -121,6 +176,10 @@ static void job_free(struct job *job)
 {
 	loop_timer_cancel(job->d->loop, &job->timer);
 	job_leave_list(job);
+	if (job->peer)
+		job->peer->n_jobs--;
+	if (job->stage)
+		session_put_stage(job->d, job->stage);
 	job->all_prev->all_next = job->all_next;
 	job->all_next->all_prev = job->all_prev;
 	for (uint32_t i = 0; job->waiters && i < job->n; i++) {
@@ -136,6 +195,7 @@ static void job_free(struct job *job)
 	free(job->found);
 	free(job->items);
 	free(job->results);
+	free(job->todo);
 	free(job);
 }
 
@@ -232,6 +292,11 @@ static void tier_written(void *owner, int res, spill_place place)
 	ns_slot(ns, e->slot)->io--;
 	e->io = ENTRY_IDLE;
 	ns->n_writing--;
+	if (res == 0 && guard_condemned(ns_slab_of(ns, e->slot)->guard)) {
+		/* a writer cut the slab meanwhile: what was written is not what was published */
+		spill_forget(ns->d->tier->spill, place);
+		res = -EFAULT;
+	}
 	if (res == 0) {
 		e->cold = place;
 		gauge_add(&ns->row->counters.clean, 1);
@@ -276,11 +341,7 @@ static void tier_evict_oldest(struct ns *ns, uint64_t want)
 		place = (uint32_t)(e->slot / ns->head->slots_per_slab);
 		index = (uint32_t)(e->slot % ns->head->slots_per_slab);
 		stamp = e->stamp;
-		if (session_pins(d, place, index, &stamp) || e->hold_until) {
-			if (e->hold_until && (int32_t)(daemon_tick(d) - e->hold_until) >= 0) {
-				e->hold_until = 0;
-				continue;
-			}
+		if (session_pins(d, place, index, &stamp) || block_is_held(e)) {
 			if (e->stamp == daemon_tick(d))
 				return; /* all round: everything is in use */
 			e->stamp = daemon_tick(d);
@@ -307,19 +368,38 @@ static void tier_evict_oldest(struct ns *ns, uint64_t want)
 	}
 }
 
+/* Are all its slots free, or blocks that nobody holds now? */
+static bool tier_may_empty(struct ns *donor, const struct slab *slab)
+{
+	for (uint32_t i = 0; i < slab->n_slots; i++) {
+		uint64_t slot = (uint64_t)slab->place * slab->n_slots + i;
+		enum kvp_block_state state = kvp_word_state(atomic_load(&donor->blocks[slot].word));
+
+		if (state == KVP_BLOCK_FREE || state == KVP_BLOCK_RETIRED)
+			continue;
+		if (state != KVP_BLOCK_PUBLISHED || block_is_held(slab->slots[i].who) ||
+			session_pins(donor->d, slab->place, i, NULL))
+			return false;
+	}
+	return true;
+}
+
 /* Empty one slab of @donor by moving its blocks to its other slabs. */
 static bool tier_empty_slab(struct ns *donor)
 {
 	struct slab *best = NULL;
 	uint32_t width = donor->head->slots_per_slab;
 
+	if (donor->n_free < width)
+		return false;
 	for (uint32_t place = 0; place < donor->head->max_places; place++) {
 		struct slab *slab = donor->d->slabs[place];
 
-		if (slab && slab->ns == donor && (!best || slab->n_free > best->n_free))
+		if (slab && slab->ns == donor && !slab->condemned && (!best || slab->n_free > best->n_free) &&
+			tier_may_empty(donor, slab))
 			best = slab;
 	}
-	if (!best || donor->n_free < width)
+	if (!best)
 		return false;
 	for (uint32_t i = 0; i < width; i++) {
 		uint64_t slot = (uint64_t)best->place * width + i;
@@ -334,37 +414,91 @@ static bool tier_empty_slab(struct ns *donor)
 	return true;
 }
 
-/* Take memory from the namespace that has most, if that is more than ours. */
-static bool tier_steal(struct ns *ns)
+/* For how long has its oldest candidate not been used? Uses that only the pin tables know are put in order on the way. */
+static uint32_t tier_oldest_age(struct ns *ns)
 {
+	struct daemon *d = ns->d;
+
+	for (unsigned looks = 0; looks < 64; looks++) {
+		struct entry *e = policy_first(ns);
+		uint32_t stamp;
+
+		if (!e)
+			return 0;
+		stamp = e->stamp;
+		if (session_pins(d, (uint32_t)(e->slot / ns->head->slots_per_slab),
+			    (uint32_t)(e->slot % ns->head->slots_per_slab), &stamp))
+			stamp = daemon_tick(d);
+		if (stamp == e->stamp)
+			return daemon_tick(d) - stamp;
+		e->stamp = stamp;
+		policy_touch(ns, e);
+	}
+	return 0;
+}
+
+/* A namespace whose memory is worth less than ours: nobody uses it, or its oldest block has been unused for far longer. */
+static struct ns *tier_idle_donor(struct ns *ns)
+{
+	uint64_t least = 2ull * tier_oldest_age(ns) + STEAL_TICKS;
 	struct ns *donor = NULL;
+
+	for (struct ns *other = ns->d->namespaces; other; other = other->next) {
+		uint32_t age;
+
+		if (other == ns || !other->n_slots)
+			continue;
+		if (!other->n_members && !other->n_based)
+			return other;
+		age = tier_oldest_age(other);
+		if (age > least) {
+			least = age;
+			donor = other;
+		}
+	}
+	return donor;
+}
+
+/* The namespace that has most memory, if that is more than ours. */
+static struct ns *tier_largest_donor(struct ns *ns)
+{
 	uint64_t most = ns->n_slots * ns->head->block_stride;
+	struct ns *donor = NULL;
 
 	for (struct ns *other = ns->d->namespaces; other; other = other->next)
 		if (other != ns && other->n_slots * other->head->block_stride > most) {
 			most = other->n_slots * other->head->block_stride;
 			donor = other;
 		}
+	return donor;
+}
+
+static bool tier_steal(struct ns *ns, struct ns *donor, uint32_t node)
+{
 	if (!donor)
 		return false;
 	tier_evict_oldest(donor, donor->head->slots_per_slab);
-	return tier_empty_slab(donor) && ns_add_slab(ns, 0);
+	return tier_empty_slab(donor) && ns_add_slab(ns, node);
 }
 
-uint64_t tier_make_room(struct ns *ns, uint64_t want)
+uint64_t tier_make_room(struct ns *ns, uint64_t want, uint32_t node)
 {
 	uint64_t now;
 
-	while (ns->n_free < want && ns_add_slab(ns, 0))
+	while (ns->n_free < want && ns_add_slab(ns, node))
 		;
 	if (ns->n_free + ns->n_writing >= want)
 		return ns->n_free;
 	now = loop_now();
 	if (now < ns->no_room_until_ns)
 		return ns->n_free;
+	if (now >= ns->steal_after_ns && !tier_steal(ns, tier_idle_donor(ns), node))
+		ns->steal_after_ns = now + STEAL_NS;
 	tier_evict_oldest(ns, want);
-	if (!ns->n_free && !ns->n_writing && !tier_steal(ns))
+	if (!ns->n_free && !ns->n_writing && !tier_steal(ns, tier_largest_donor(ns), node)) {
 		ns->no_room_until_ns = now + RETRY_NS;
+		ns->d->holds_wanted = true;
+	}
 	return ns->n_free;
 }
 
@@ -391,10 +525,12 @@ void tier_reserve(
 	uint32_t got = 0;
 
 	if (!member->ns->waits) { /* who came first is served first */
-		tier_make_room(member->ns, n);
+		tier_make_room(member->ns, n, node);
 		got = tier_grant(member, n, node, grants);
 	}
 	if (!got && deadline_ns > loop_now()) {
+		if (!job_allowed(peer, KVP_MSG_RESERVE, msg_id))
+			return;
 		job = job_new(JOB_RESERVE, member, peer, msg_id, deadline_ns);
 		if (job) {
 			job->n = n;
@@ -413,7 +549,7 @@ static bool job_serve_reserve(struct job *job)
 	struct kvp_wire_grant grants[KVP_WIRE_BATCH_MAX];
 	uint32_t got;
 
-	tier_make_room(job->ns, 1);
+	tier_make_room(job->ns, 1, job->node);
 	got = tier_grant(job->member, job->n, job->node, grants);
 	if (!got)
 		return false;
@@ -435,14 +571,14 @@ void tier_serve(struct ns *ns)
 				return;
 			continue;
 		}
-		if (!tier_make_room(ns, 1))
+		if (!tier_make_room(ns, 1, TOPOLOGY_ANY))
 			return;
 		job_leave_list(job);
 		job_publish_step(job);
 	}
 	tier_start_reads(ns);
 	if (ready && ns->n_free < ready)
-		tier_make_room(ns, ready);
+		tier_make_room(ns, ready, TOPOLOGY_ANY);
 }
 
 /* ---- RESTORE ---- */
@@ -475,12 +611,37 @@ static void tier_entry_missed(struct entry *e, enum kvp_miss_reason reason)
 	}
 }
 
+/* How fast blocks come back, measured over all reads under way together. */
+static void tier_read_ended(struct tier *tier, uint64_t bytes, bool good)
+{
+	uint64_t now = loop_now();
+	double sample = (double)(now - tier->read_event_ns) / (double)bytes;
+
+	tier->reading_bytes -= bytes;
+	tier->read_event_ns = now;
+	if (good)
+		tier->read_ns_per_byte += (sample - tier->read_ns_per_byte) / (tier->read_ns_per_byte > 0 ? 16 : 1);
+}
+
+/* Would reading @bytes behind those under way take longer than computing @tokens? */
+static bool tier_costs_more(struct tier *tier, uint64_t bytes, uint64_t tokens, uint64_t cost_ns_per_token)
+{
+	if (!cost_ns_per_token || !bytes ||
+		(double)(tier->reading_bytes + bytes) * tier->read_ns_per_byte <=
+			(double)tokens * (double)cost_ns_per_token)
+		return false;
+	tier->read_ns_per_byte *=
+		1 - 1. / 64; /* what is not tried is not measured: believe it a little less each time */
+	return true;
+}
+
 static void tier_read_done(void *owner, int res, spill_place place)
 {
 	struct entry *e = owner;
 	struct ns *ns = e->ns;
 
 	(void)place;
+	tier_read_ended(ns->d->tier, ns->head->block_bytes, res == 0);
 	e->io = ENTRY_IDLE;
 	if (res == 0 && e->slot == NO_SLOT && !e->doomed) {
 		block_publish_fill(e, e->fill);
@@ -514,7 +675,7 @@ static void tier_start_reads(struct ns *ns)
 		struct spill_record record = entry_record(e);
 
 		if (e->slot == NO_SLOT && e->cold && !e->doomed) {
-			if (!tier_make_room(ns, 1))
+			if (!tier_make_room(ns, 1, TOPOLOGY_ANY))
 				return;
 			e->fill = block_begin_fill(ns, e);
 			if (e->fill == NO_SLOT)
@@ -531,6 +692,7 @@ static void tier_start_reads(struct ns *ns)
 			ns->restore_tail = NULL;
 		if (e->io == ENTRY_READING)
 			continue;
+		ns->d->tier->reading_bytes -= ns->head->block_bytes;
 		e->io = ENTRY_IDLE;
 		if (e->slot != NO_SLOT) {
 			tier_entry_ready(e);
@@ -544,7 +706,11 @@ static void tier_start_reads(struct ns *ns)
 static void tier_queue_read(struct entry *e)
 {
 	struct ns *ns = e->ns;
+	struct tier *tier = ns->d->tier;
 
+	if (!tier->reading_bytes)
+		tier->read_event_ns = loop_now();
+	tier->reading_bytes += ns->head->block_bytes;
 	e->io = ENTRY_QUEUED;
 	e->queue_next = NULL;
 	if (ns->restore_tail)
@@ -615,13 +781,37 @@ void tier_lookup(struct ns *ns, const struct kvp_key *key, bool touch, struct kv
 	}
 }
 
+/* A run that would come slower than it is computed is a miss, as far as it is cold. */
+static void tier_price(struct member *member, const struct kvp_key *keys, uint32_t n, struct kvp_wire_found *found)
+{
+	struct ns *ns = member->ns;
+	uint64_t bytes = 0, tokens = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		const struct entry *e = found[i].state == KVP_HIT_SPILL ? ns_entry_above(ns, &keys[i]) : NULL;
+
+		bytes += e ? ns->head->block_bytes : 0;
+		tokens += e ? e->used_tokens : 0;
+	}
+	if (!tier_costs_more(ns->d->tier, bytes, tokens, member->cost_ns_per_token))
+		return;
+	for (uint32_t i = 0; i < n; i++)
+		if (found[i].state == KVP_HIT_SPILL) {
+			found[i] = (struct kvp_wire_found){.state = KVP_MISS, .reason = KVP_MISS_COST};
+			tier_count_miss(ns, KVP_MISS_COST);
+		}
+}
+
 void tier_restore(struct member *member, struct peer *peer, uint64_t msg_id, const struct kvp_key *keys, uint32_t n,
 	uint32_t flags, uint64_t deadline_ns)
 {
 	struct ns *ns = member->ns;
 	bool prefetch = flags & KVP_WIRE_PREFETCH;
-	struct job *job = job_new(JOB_RESTORE, member, peer, msg_id, deadline_ns);
+	struct job *job;
 
+	if (!job_allowed(peer, KVP_MSG_RESTORE, msg_id))
+		return;
+	job = job_new(JOB_RESTORE, member, peer, msg_id, deadline_ns);
 	if (job)
 		job->found = calloc(n ? n : 1, sizeof(*job->found));
 	if (job && !prefetch)
@@ -638,13 +828,19 @@ void tier_restore(struct member *member, struct peer *peer, uint64_t msg_id, con
 		struct entry *e;
 
 		job->found[i] = tier_find(ns, &keys[i], &e);
-		if (job->found[i].state == KVP_MISS)
+	}
+	tier_price(member, keys, n, job->found);
+	for (uint32_t i = 0; i < n; i++) {
+		struct entry *e = job->found[i].state == KVP_MISS ? NULL : ns_entry_above(ns, &keys[i]);
+
+		if (!e)
 			continue;
 		block_hold(e); /* until the caller has pinned it, or its chain is complete */
 		if (job->found[i].state == KVP_HIT_RAM)
 			continue;
 		if (job->found[i].state == KVP_HIT_SPILL) {
-			tier_queue_read(e);
+			if (e->io == ENTRY_IDLE) /* else the same key came twice */
+				tier_queue_read(e);
 			job->found[i].state = KVP_PENDING;
 		}
 		if (prefetch)
@@ -672,10 +868,12 @@ static void job_copied(struct io_op *op, int64_t res)
 	uint64_t slot = job->fill;
 
 	job->fill = NO_SLOT;
-	if (res < 0)
-		result->result = KVP_PUB_REJECTED; /* its staging area was cut */
-	else if (!block_admit(ns, item, result))
-		e = ns_entry(ns, &item->key) ? ns_entry(ns, &item->key) : ns_entry_add(ns, &item->key, &item->parent);
+	if (res < 0) { /* its staging area was cut */
+		result->result = KVP_PUB_REJECTED;
+		gauge_add(&ns->row->counters.rejected, 1);
+	} else if (job->member && !block_admit(ns, item, result)) {
+		e = block_entry(ns, item);
+	}
 	if (!e) {
 		if (!result->result)
 			result->result = KVP_PUB_REJECTED;
@@ -710,13 +908,14 @@ static void job_publish_step(struct job *job)
 		struct kvp_wire_item *item = &job->items[job->at];
 		struct kvp_wire_result *result = &job->results[job->at];
 
-		if (job->member->stage_fd < 0 || item->slot >= job->member->stage_blocks || !item->used_bytes) {
+		if (!job->stage || item->slot >= job->stage->n_blocks || !item->used_bytes ||
+			!(item->flags & KVP_ITEM_STAGED)) {
 			result->result = -KVP_EINVAL;
 			continue;
 		}
 		if (block_admit(ns, item, result))
 			continue;
-		if (!tier_make_room(ns, 1) || (job->fill = block_begin_fill(ns, NULL)) == NO_SLOT) {
+		if (!tier_make_room(ns, 1, TOPOLOGY_ANY) || (job->fill = block_begin_fill(ns, NULL)) == NO_SLOT) {
 			if (loop_now() < job->timer.deadline_ns) {
 				job_wait_for_slot(job);
 				return;
@@ -727,7 +926,7 @@ static void job_publish_step(struct job *job)
 		}
 		/* through the kernel: a staging area its writer cuts is an error there, not a SIGBUS here */
 		job->op = (struct io_op){.kind = IO_READ,
-			.fd = job->member->stage_fd,
+			.fd = job->stage->fd,
 			.off = item->slot * ns->head->block_stride,
 			.iov = {{ns_slot_data(ns, job->fill), item->used_bytes}},
 			.n_iov = 1,
@@ -742,8 +941,11 @@ static void job_publish_step(struct job *job)
 void tier_publish_staged(
 	struct member *member, struct peer *peer, uint64_t msg_id, const struct kvp_wire_item *items, uint32_t n)
 {
-	struct job *job = job_new(JOB_PUBLISH, member, peer, msg_id, loop_now() + PUBLISH_WAIT_NS);
+	struct job *job;
 
+	if (!job_allowed(peer, KVP_MSG_PUBLISH, msg_id))
+		return;
+	job = job_new(JOB_PUBLISH, member, peer, msg_id, loop_now() + PUBLISH_WAIT_NS);
 	if (job) {
 		job->items = calloc(n ? n : 1, sizeof(*items));
 		job->results = calloc(n ? n : 1, sizeof(*job->results));
@@ -756,6 +958,9 @@ void tier_publish_staged(
 	}
 	job->n = n;
 	memcpy(job->items, items, n * sizeof(*items));
+	job->stage = member->stage;
+	if (job->stage)
+		job->stage->n_users++;
 	job_publish_step(job);
 }
 
@@ -803,38 +1008,66 @@ static void drain_flushed(void *owner, int res, spill_place place)
 	job_answer_drain(tier->drain);
 }
 
-/* Start writes of hot blocks without a cold copy; when none is left and all have ended, flush and answer. */
+/* List the hot blocks without a cold copy: those of now, what comes later is not this drain's. */
+static int drain_list(struct job *job)
+{
+	uint64_t n = 0;
+
+	for (int count = 1; count >= 0; count--) {
+		for (struct ns *ns = job->d->namespaces; ns; ns = ns->next)
+			for (const struct entry *e = ns->entries; e; e = e->hh.next) {
+				if (e->slot == NO_SLOT || e->cold)
+					continue;
+				if (count)
+					n++;
+				else
+					job->todo[job->n_todo++] = (struct drain_item){ns->id, e->key};
+			}
+		if (count && !(job->todo = calloc(n ? n : 1, sizeof(*job->todo))))
+			return -ENOMEM;
+	}
+	return 0;
+}
+
+/* Return: 0: written, gone, or cold by now; 1: being written; -EAGAIN: later; other -errno. */
+static int drain_one(struct tier *tier, const struct drain_item *item)
+{
+	struct ns *ns = ns_find(tier->d, item->ns_id);
+	struct entry *e = ns ? ns_entry(ns, &item->key) : NULL;
+	int r;
+
+	if (!e || e->slot == NO_SLOT || e->cold)
+		return 0;
+	if (e->io != ENTRY_IDLE)
+		return 1;
+	r = tier_on(tier->d) ? tier_write(e) : -ENODEV;
+	return r < 0 ? r : 1;
+}
+
+/* Start writes until the store's queue is full; when all are started and have ended, flush and answer. */
 static void drain_step(struct tier *tier)
 {
-	struct daemon *d = tier->d;
-	uint64_t writing = 0, dirty = 0;
+	struct job *job = tier->drain;
+	uint64_t writing = 0;
+	int r = 0;
 
-	if (!tier->drain || tier->drain->flushing)
+	if (!job || job->flushing)
 		return;
-	for (struct ns *ns = d->namespaces; ns; ns = ns->next) {
-		for (struct entry *e = ns->entries; e; e = e->hh.next) {
-			int r;
-
-			if (e->slot == NO_SLOT || e->cold)
-				continue;
-			if (e->io != ENTRY_IDLE)
-				continue;
-			r = tier_on(d) ? tier_write(e) : -ENODEV;
-			if (r == -EAGAIN) {
-				tier->drain->n_left = (uint32_t)ns->n_slots;
-				return; /* completions call again */
-			}
-			dirty += r < 0;
-		}
-		writing += ns->n_writing;
+	while (job->todo_at < job->n_todo && r != -EAGAIN) {
+		r = drain_one(tier, &job->todo[job->todo_at]);
+		if (r == -EAGAIN)
+			break; /* completions call again */
+		job->n_failed += r < 0;
+		job->todo_at++;
 	}
-	tier->drain->n_left = (uint32_t)(dirty + writing);
-	if (writing)
+	for (struct ns *ns = tier->d->namespaces; ns; ns = ns->next)
+		writing += ns->n_writing;
+	job->n_left = (uint32_t)(job->n_todo - job->todo_at + writing + job->n_failed);
+	if (writing || job->todo_at < job->n_todo)
 		return;
-	if (!tier->spill || spill_flush(tier->spill, drain_flushed, tier) < 0)
-		job_answer_drain(tier->drain);
-	else
-		tier->drain->flushing = true;
+	if (spill_flush(tier->spill, drain_flushed, tier) < 0)
+		return; /* tier_tick() comes again */
+	job->flushing = true;
 }
 
 void tier_drain(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t deadline_ns)
@@ -852,6 +1085,11 @@ void tier_drain(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t d
 	}
 	job = job_new(JOB_DRAIN, NULL, peer, msg_id, deadline_ns);
 	if (!job) {
+		peer_refuse(peer, KVP_MSG_DRAIN, msg_id, KVP_ENOMEM, "the daemon is out of memory");
+		return;
+	}
+	if (drain_list(job) < 0) {
+		job_free(job);
 		peer_refuse(peer, KVP_MSG_DRAIN, msg_id, KVP_ENOMEM, "the daemon is out of memory");
 		return;
 	}

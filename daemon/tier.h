@@ -18,13 +18,14 @@ void tier_stop(struct daemon *d);
 /** tier_on() - is there a store that takes writes now? */
 bool tier_on(const struct daemon *d);
 
-/** tier_make_room() - see to it that about @want slots are free soon. Return: slots free now. */
-uint64_t tier_make_room(struct ns *ns, uint64_t want);
+/** tier_make_room() - see to it that about @want slots are free soon, if need be near @node (index, or TOPOLOGY_ANY).
+ *  Return: slots free now. */
+uint64_t tier_make_room(struct ns *ns, uint64_t want, uint32_t node);
 /** tier_serve() - slots or transfers became free: serve who waits, keep the reserve of free slots */
 void tier_serve(struct ns *ns);
 void tier_tick(struct daemon *d);
 
-/** tier_reserve() - KVP_MSG_RESERVE. Answers now or by the deadline through peer_answer_reserve(). */
+/** tier_reserve() - KVP_MSG_RESERVE. Answers now or by the deadline. @node: index, or TOPOLOGY_ANY. */
 void tier_reserve(
 	struct member *member, struct peer *peer, uint64_t msg_id, uint32_t n, uint32_t node, uint64_t deadline_ns);
 /** tier_restore() - KVP_MSG_RESTORE, likewise */

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <hwloc.h>
+#include <hwloc/distances.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -68,6 +69,40 @@ unsigned topology_n_nodes(const struct topology *t)
 uint32_t topology_node_id(const struct topology *t, unsigned i)
 {
 	return i < t->n_nodes ? t->nodes[i]->os_index : 0;
+}
+
+uint32_t topology_index(const struct topology *t, uint32_t id)
+{
+	struct hwloc_distances_s *distances = NULL;
+	unsigned n = 1;
+	uint32_t best = TOPOLOGY_ANY;
+	uint64_t least = UINT64_MAX;
+
+	if (id == TOPOLOGY_ANY || t->n_nodes < 2)
+		return TOPOLOGY_ANY;
+	for (unsigned i = 0; i < t->n_nodes; i++)
+		if (t->nodes[i]->os_index == id)
+			return i;
+	/* a node with CPUs and no memory, or none of ours */
+	if (hwloc_distances_get(t->hwloc, &n, &distances,
+		    HWLOC_DISTANCES_KIND_FROM_OS | HWLOC_DISTANCES_KIND_MEANS_LATENCY, 0) < 0 ||
+		!n)
+		return TOPOLOGY_ANY;
+	for (unsigned from = 0; from < distances->nbobjs; from++) {
+		if (distances->objs[from]->type != HWLOC_OBJ_NUMANODE || distances->objs[from]->os_index != id)
+			continue;
+		for (unsigned to = 0; to < distances->nbobjs; to++)
+			for (unsigned i = 0; i < t->n_nodes; i++) {
+				uint64_t far = distances->values[from * distances->nbobjs + to];
+
+				if (t->nodes[i] == distances->objs[to] && far < least) {
+					least = far;
+					best = i;
+				}
+			}
+	}
+	hwloc_distances_release(t->hwloc, distances);
+	return best;
 }
 
 int topology_bind(struct topology *t, void *addr, uint64_t len, unsigned i)

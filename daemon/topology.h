@@ -12,12 +12,17 @@
 
 struct topology;
 
+#define TOPOLOGY_ANY UINT32_MAX /* instead of an index: no wish */
+
 /** topology_open() - Return: 0; -ENOMEM; -EIO: hwloc could not look. */
 int topology_open(struct topology **topology);
 void topology_close(struct topology *topology);
 
 unsigned topology_n_nodes(const struct topology *topology); /* with memory we may use; at least 1 */
 uint32_t topology_node_id(const struct topology *topology, unsigned i); /* the kernel's number */
+
+/** topology_index() - index of the kernel's node @id, or of the nearest one with memory; TOPOLOGY_ANY for an unknown one */
+uint32_t topology_index(const struct topology *topology, uint32_t id);
 
 /** topology_bind() - put [addr, addr + len) on node @i before it is touched. Return: 0; -errno: unbound. */
 int topology_bind(struct topology *topology, void *addr, uint64_t len, unsigned i);
