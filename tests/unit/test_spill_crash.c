@@ -126,7 +126,11 @@ static void killed_at_any_moment_every_record_is_right_or_absent_and_space_is_bo
 			_exit(write_until_killed(&writer));
 		while (!atomic_load(&diary->started) && waitpid(pid, NULL, WNOHANG) == 0)
 			usleep(200);
-		usleep((unsigned)rand_r(&seed) % 40000);
+		/* after some writes and some time, so that a slow machine has something to kill too */
+		for (unsigned n = (unsigned)rand_r(&seed) % 60, ms = 0; atomic_load(&diary->n_written) < n && ms < 2000;
+			ms++)
+			usleep(1000);
+		usleep((unsigned)rand_r(&seed) % 20000);
 		kill(pid, SIGKILL);
 		waitpid(pid, NULL, 0);
 		written += atomic_load(&diary->n_written);
@@ -147,7 +151,7 @@ static void killed_at_any_moment_every_record_is_right_or_absent_and_space_is_bo
 		assert_true(store_adds_up(f));
 		fixture_close(f);
 	}
-	assert_true(written > 1000);
+	assert_true(written > 200);
 	assert_true(exact > ROUNDS * KEYS / 2);
 	assert_in_range(torn, 0, ROUNDS * 12); /* what was in flight, no more */
 	munmap(diary, sizeof(*diary));

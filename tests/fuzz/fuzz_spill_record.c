@@ -1,0 +1,113 @@
+/*
+ * fuzz_spill_record.c - pages of a spill store as foreign bytes: superblock, segment header, record header
+ *
+ * Input: a byte of choices, then the page, zeros after its end.  The checksum would keep a fuzzer out for ever, so a
+ * choice puts it right, another takes over the store, use and place that the page names.
+ */
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "../../daemon/spill_format.h"
+
+#define CHOICE_KIND 3 /* 0 superblock, 1 segment, 2 and 3 record */
+#define CHOICE_CHECKSUM 4
+#define CHOICE_OURS 8
+#define CHOICE_TIGHT 16 /* little room is left in the segment */
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void must(int condition)
+{
+	if (!condition)
+		abort();
+}
+
+static void try_super(const void *page)
+{
+	struct spill_super super, again;
+	_Alignas(8) uint8_t encoded[SPILL_PAGE];
+
+	if (spill_super_decode(page, &super) < 0)
+		return;
+	must(super.segment_bytes >= SPILL_SEGMENT_MIN && super.segment_bytes <= SPILL_SEGMENT_MAX);
+	must(super.segment_bytes % SPILL_PAGE == 0 && super.start < SPILL_START_MAX);
+	spill_super_encode(encoded, &super);
+	must(spill_super_decode(encoded, &again) == 0);
+	must(memcmp(super.uuid, again.uuid, sizeof(super.uuid)) == 0 && super.start == again.start &&
+		super.segment_bytes == again.segment_bytes && super.capacity == again.capacity &&
+		super.pid == again.pid);
+}
+
+static void try_segment(const void *page, struct spill_spot *spot)
+{
+	_Alignas(8) uint8_t encoded[SPILL_PAGE];
+	uint64_t sequence;
+
+	if (spill_segment_decode(page, spot) < 0)
+		return;
+	must(spot->sequence != 0);
+	sequence = spot->sequence;
+	spill_segment_encode(encoded, spot);
+	must(spill_segment_decode(encoded, spot) == 0 && spot->sequence == sequence);
+	spot->off += SPILL_PAGE; /* nowhere else */
+	must(spill_segment_decode(encoded, spot) < 0);
+}
+
+static void try_record(const void *page, struct spill_spot *spot)
+{
+	_Alignas(8) uint8_t encoded[SPILL_PAGE];
+	struct spill_record record, again;
+	struct spill_hash hash, hash_again;
+
+	if (spill_record_decode(page, spot, &record, &hash) < 0)
+		return;
+	must(record.bytes > 0 && record.bytes < spot->room && spill_span(record.bytes) <= spot->room);
+	spill_record_encode(encoded, spot, &record, hash);
+	must(spill_record_decode(encoded, spot, &again, &hash_again) == 0);
+	must(memcmp(&record.key, &again.key, sizeof(record.key)) == 0 && record.bytes == again.bytes &&
+		record.ns_id == again.ns_id && record.used_tokens == again.used_tokens &&
+		spill_hash_equal(hash, hash_again));
+	spot->off += SPILL_PAGE;
+	must(spill_record_decode(encoded, spot, &again, &hash) < 0);
+	spot->off -= SPILL_PAGE;
+	spot->sequence++;
+	must(spill_record_decode(encoded, spot, &again, &hash) < 0);
+	spot->sequence--;
+	encoded[record.bytes % SPILL_PAGE] ^= 1;
+	must(spill_record_decode(encoded, spot, &again, &hash) < 0);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	_Alignas(8) uint8_t page[SPILL_PAGE] = {0};
+	uint8_t uuid[16] = "sixteen bytes...";
+	struct spill_spot spot = {.uuid = uuid, .sequence = 1, .off = SPILL_SUPER_AREA, .room = 64 << 20};
+	uint8_t choice;
+
+	if (size < 1 || size > SPILL_PAGE + 1)
+		return 0;
+	choice = data[0];
+	memcpy(page, data + 1, size - 1);
+	if (choice & CHOICE_CHECKSUM) {
+		XXH64_hash_t checksum = XXH3_64bits(page, SPILL_PAGE - 8);
+
+		memcpy(page + SPILL_PAGE - 8, &checksum, 8);
+	}
+	if (choice & CHOICE_OURS) {
+		memcpy(uuid, page + 16, 16);
+		memcpy(&spot.sequence, page + 32, 8);
+		memcpy(&spot.off, page + 40, 8);
+	}
+	if (choice & CHOICE_TIGHT)
+		spot.room = 3 * SPILL_PAGE;
+	if ((choice & CHOICE_KIND) == 0)
+		try_super(page);
+	else if ((choice & CHOICE_KIND) == 1)
+		try_segment(page, &spot);
+	else
+		try_record(page, &spot);
+	return 0;
+}
