@@ -57,12 +57,13 @@ struct stream {
 	size_t stride[STREAMS]; /* bytes from token to token */
 };
 
-/* What a pass may ask for ahead of time: the rows that follow those it reads. */
+/* What a pass asks for ahead of time: its own rows this many tokens on, and past its last ones the first of the next pass. */
 struct ahead {
-	const struct stream *next; /* read after this one */
-	uint32_t row_bytes; /* of the current stream's rows */
+	uint32_t tokens;
+	uint32_t row_bytes; /* of the pass's own rows */
+	const struct stream *next;
+	uint32_t next_tokens;
 	uint32_t next_bytes;
-	uint32_t tokens; /* distance */
 };
 
 struct work {
@@ -303,6 +304,23 @@ TARGET static void stream_open(const struct work *w, const struct tile *tile, co
 	}
 }
 
+/* Only to prefetch from: where the next head's or tile's keys lie, as far as they are read in place. */
+static void stream_peek(const struct work *w, const struct tile *tile, const struct tensor *x, uint32_t head,
+	const struct stream *otherwise, struct stream *stream)
+{
+	*stream = *otherwise;
+	if (!tile->any || w->widen)
+		return;
+	for (uint32_t s = 0; s < STREAMS; s++) {
+		const struct sub *sub = &tile->sub[s];
+
+		if (!sub->whole)
+			continue;
+		stream->base[s] = sub->block + x->off + sub->token * x->token_stride + head * x->head_stride;
+		stream->stride[s] = x->token_stride;
+	}
+}
+
 /* ---- Keys ---- */
 
 INLINE vec row_vec(const int type, const char *row, size_t i)
@@ -312,6 +330,12 @@ INLINE vec row_vec(const int type, const char *row, size_t i)
 	if (type == KVATTN_F16)
 		return vec_load_f16((const uint16_t *)(const void *)row + i);
 	return vec_load_bf16((const uint16_t *)(const void *)row + i);
+}
+
+INLINE void prefetch_row(const char *row, uint32_t bytes)
+{
+	for (uint32_t at = 0; at < bytes; at += 64)
+		__builtin_prefetch(row + at);
 }
 
 /* Scores of @n_rows rows (a constant) with all 64 keys. */
@@ -492,9 +516,23 @@ TARGET static void rows_weigh(const struct work *w, const struct tile *tile, uin
 
 /* ---- Values ---- */
 
+/* The tile's own values in the pass over the first dims, the next keys in the pass over the last ones. */
+INLINE void values_prefetch(const struct stream *v, const struct ahead *ahead, uint32_t t, bool first, bool last)
+{
+	const uint32_t own = t + ahead->tokens, next = t + ahead->next_tokens - SUB_TOKENS;
+
+	if (first && own < SUB_TOKENS)
+		UNROLL for (uint32_t s = 0; s < STREAMS; s++)
+			prefetch_row(v->base[s] + own * v->stride[s], ahead->row_bytes);
+	if (last && next < SUB_TOKENS)
+		UNROLL for (uint32_t s = 0; s < STREAMS; s++)
+			prefetch_row(ahead->next->base[s] + next * ahead->next->stride[s], ahead->next_bytes);
+}
+
 /* @n_rows rows take in LANES * @n_vecs dims (both constants) of all values, or of those in @mask. */
 INLINE void values_take(const int type, const int n_rows, const int n_vecs, const bool all, uint64_t mask,
-	const float *weight, const struct stream *v, size_t dim0, float *acc, size_t acc_stride)
+	const float *weight, const struct stream *v, const struct ahead *ahead, uint32_t dim0, uint32_t dim, float *acc,
+	size_t acc_stride)
 {
 	vec sum[VALUE_ROWS][VALUE_VECS];
 
@@ -512,8 +550,11 @@ INLINE void values_take(const int type, const int n_rows, const int n_vecs, cons
 		} \
 	} while (0)
 	if (all) {
-		for (uint32_t t = 0; t < SUB_TOKENS; t++)
+		for (uint32_t t = 0; t < SUB_TOKENS; t++) {
+			if (ahead)
+				values_prefetch(v, ahead, t, dim0 == 0, dim0 + (size_t)n_vecs * LANES >= dim);
 			UNROLL for (uint32_t s = 0; s < STREAMS; s++) VALUE_STEP(t, s);
+		}
 	} else {
 		for (; mask; mask &= mask - 1) {
 			const uint32_t i = (uint32_t)__builtin_ctzll(mask);
@@ -528,34 +569,35 @@ INLINE void values_take(const int type, const int n_rows, const int n_vecs, cons
 
 /* All dims of @n_rows rows that count the same keys. */
 INLINE void values_dims(const int type, const int n_rows, const bool all, uint64_t mask, const float *weight,
-	const struct stream *v, uint32_t dim, float *acc, size_t acc_stride)
+	const struct stream *v, const struct ahead *ahead, uint32_t dim, float *acc, size_t acc_stride)
 {
 	uint32_t d = 0;
 
 	for (; d + VALUE_VECS * LANES <= dim; d += VALUE_VECS * LANES)
-		values_take(type, n_rows, VALUE_VECS, all, mask, weight, v, d, acc + d, acc_stride);
+		values_take(type, n_rows, VALUE_VECS, all, mask, weight, v, ahead, d, dim, acc + d, acc_stride);
 	for (; d < dim; d += LANES)
-		values_take(type, n_rows, 1, all, mask, weight, v, d, acc + d, acc_stride);
+		values_take(type, n_rows, 1, all, mask, weight, v, ahead, d, dim, acc + d, acc_stride);
 }
 
 INLINE void values_rows(const int type, const bool all, uint32_t n_rows, uint64_t mask, const float *weight,
-	const struct stream *v, uint32_t dim, float *acc, size_t acc_stride)
+	const struct stream *v, const struct ahead *ahead, uint32_t dim, float *acc, size_t acc_stride)
 {
 	for (; n_rows >= VALUE_ROWS; n_rows -= VALUE_ROWS) {
-		values_dims(type, VALUE_ROWS, all, mask, weight, v, dim, acc, acc_stride);
+		values_dims(type, VALUE_ROWS, all, mask, weight, v, ahead, dim, acc, acc_stride);
 		weight += VALUE_ROWS * ATTN_TILE;
 		acc += VALUE_ROWS * acc_stride;
 	}
 	if (n_rows >= 2) {
-		values_dims(type, 2, all, mask, weight, v, dim, acc, acc_stride);
+		values_dims(type, 2, all, mask, weight, v, ahead, dim, acc, acc_stride);
 		weight += 2 * ATTN_TILE;
 		acc += 2 * acc_stride;
 	}
 	if (n_rows % 2)
-		values_dims(type, 1, all, mask, weight, v, dim, acc, acc_stride);
+		values_dims(type, 1, all, mask, weight, v, ahead, dim, acc, acc_stride);
 }
 
-INLINE void values_all(const int type, const struct work *w, const struct stream *v, uint32_t h)
+INLINE void values_all(
+	const int type, const struct work *w, const struct stream *v, const struct ahead *ahead, uint32_t h)
 {
 	const size_t acc_stride = w->part->call->acc_floats;
 	float *acc = w->part->state.acc + (size_t)h * w->rows * acc_stride;
@@ -567,10 +609,10 @@ INLINE void values_all(const int type, const struct work *w, const struct stream
 		for (n = 1; r + n < w->rows && w->mask[r + n] == mask; n++)
 			;
 		if (mask == UINT64_MAX)
-			values_rows(type, true, n, mask, w->weight + (size_t)r * ATTN_TILE, v, w->v_pad,
+			values_rows(type, true, n, mask, w->weight + (size_t)r * ATTN_TILE, v, ahead, w->v_pad,
 				acc + r * acc_stride, acc_stride);
 		else if (mask)
-			values_rows(type, false, n, mask, w->weight + (size_t)r * ATTN_TILE, v, w->v_pad,
+			values_rows(type, false, n, mask, w->weight + (size_t)r * ATTN_TILE, v, ahead, w->v_pad,
 				acc + r * acc_stride, acc_stride);
 	}
 }
@@ -583,9 +625,10 @@ INLINE void values_all(const int type, const struct work *w, const struct stream
 	{ \
 		keys_all(type, w, q, k, ahead); \
 	} \
-	TARGET static void values_##name(const struct work *w, const struct stream *v, uint32_t h) \
+	TARGET static void values_##name( \
+		const struct work *w, const struct stream *v, const struct ahead *ahead, uint32_t h) \
 	{ \
-		values_all(type, w, v, h); \
+		values_all(type, w, v, ahead, h); \
 	}
 
 PASSES(f32, KVATTN_F32)
@@ -603,14 +646,15 @@ static void keys_of(
 		keys_bf16(w, q, k, ahead);
 }
 
-static void values_of(uint32_t type, const struct work *w, const struct stream *v, uint32_t h)
+static void values_of(
+	uint32_t type, const struct work *w, const struct stream *v, const struct ahead *ahead, uint32_t h)
 {
 	if (w->widen || type == KVATTN_F32)
-		values_f32(w, v, h);
+		values_f32(w, v, ahead, h);
 	else if (type == KVATTN_F16)
-		values_f16(w, v, h);
+		values_f16(w, v, ahead, h);
 	else
-		values_bf16(w, v, h);
+		values_bf16(w, v, ahead, h);
 }
 
 /* ---- A split ---- */
@@ -626,18 +670,22 @@ static void tile_take(const struct work *w, const struct tile *tile, const struc
 {
 	const struct tensor tk = tensor_k(w), tv = tensor_v(w);
 	const uint32_t n_heads = w->part->rows.n_heads, head0 = w->part->rows.head0;
+	const uint32_t k_bytes = tk.dim * tk.elem, v_bytes = tv.dim * tv.elem;
+	const uint32_t k_tokens = ahead_tokens(k_bytes), v_tokens = ahead_tokens(v_bytes);
 
 	for (uint32_t h = 0; h < n_heads; h++) {
-		struct stream k, v;
-		struct ahead ahead = {.next = &v, .tokens = ahead_tokens(tk.dim * tk.elem)};
+		const bool last = h + 1 == n_heads;
+		struct stream k, v, soon;
+		const struct ahead ahead_k = {k_tokens, k_bytes, &v, v_tokens, v_bytes};
+		const struct ahead ahead_v = {v_tokens, v_bytes, &soon, k_tokens, k_bytes};
 
 		stream_open(w, tile, &tk, head0 + h, w->k_copy, &k);
 		stream_open(w, tile, &tv, head0 + h, w->v_copy, &v);
-		keys_of(tk.type, w, w->q + (size_t)h * w->rows * w->k_pad, &k, &ahead);
+		stream_peek(w, last ? next : tile, &tk, last ? head0 : head0 + h + 1, &k, &soon);
+		keys_of(tk.type, w, w->q + (size_t)h * w->rows * w->k_pad, &k, &ahead_k);
 		rows_weigh(w, tile, h);
-		values_of(tv.type, w, &v, h);
+		values_of(tv.type, w, &v, w->widen ? NULL : &ahead_v, h);
 	}
-	(void)next;
 }
 
 /* The lanes of each row's sum, added up. */
