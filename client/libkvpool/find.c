@@ -1,0 +1,690 @@
+/*
+ * find.c - finding, pinning and releasing blocks; what engines call most
+ *
+ * The reader's side of the protocol at struct kvp_block.  A key that lies in a mapped slab is found, pinned and released
+ * with no system call, no lock and no store to memory that another process writes, but for the pin itself.
+ */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define BUSY_TRIES 64 /* DRAINING lasts a look at the pin tables; a word that moves more often is a miss */
+#define PREFETCH_AHEAD 8
+#define MATCH_MS 100 /* longest wait of kvp_match() for a daemon that does not answer */
+#define MUTE_MS 1000
+#define RESTORE_BYTES (256ull << 20) /* asked back at once: restored blocks are held for about a second until pinned */
+#define RESTORE_SLACK_MS 50 /* the answer comes by the deadline; it still has to arrive */
+
+/* ---- one slot ---- */
+
+static inline uint32_t slot_place(const struct ns_map *map, uint64_t slot)
+{
+	return (uint32_t)slot / map->slots_per_slab;
+}
+static inline struct kvp_pin *slot_pin(const struct ns_map *map, uint64_t slot)
+{
+	uint32_t place = slot_place(map, slot);
+
+	return session_pin(map->session, place, (uint32_t)slot - place * map->slots_per_slab);
+}
+
+static inline bool block_has_key(const struct kvp_block *block, const struct kvp_key *key)
+{
+	/* relaxed atomics: also read without a pin, where the daemon may be writing; the word read again tells */
+	return __atomic_load_n(&block->key.w[0], __ATOMIC_RELAXED) == key->w[0] &&
+	       __atomic_load_n(&block->key.w[1], __ATOMIC_RELAXED) == key->w[1];
+}
+
+/* Without a pin: does the slot hold the key just now? Only for places that have a slab. */
+static bool slot_seems(const struct ns_map *map, uint64_t slot, const struct kvp_key *key)
+{
+	const struct kvp_block *block = &map->blocks[slot];
+	uint64_t word = atomic_load_explicit(&block->word, memory_order_acquire);
+	bool same;
+
+	if (kvp_word_state(word) != KVP_BLOCK_PUBLISHED && kvp_word_state(word) != KVP_BLOCK_DRAINING)
+		return false;
+	same = block_has_key(block, key);
+	atomic_thread_fence(memory_order_acquire);
+	return same && kvp_word_generation(atomic_load_explicit(&block->word, memory_order_relaxed)) ==
+			       kvp_word_generation(word);
+}
+
+static void pin_drop(struct kvp_pin *pin)
+{
+	atomic_fetch_sub_explicit(&pin->count, 1, memory_order_release);
+}
+
+enum found find_pin_slot(struct ns_map *map, uint64_t slot, const struct kvp_key *key, struct spot *spot)
+{
+	const struct session *session = map->session;
+	const struct kvp_block *block;
+	const struct slab_map *slab;
+	struct kvp_pin *pin;
+	uint64_t word, number;
+	uint32_t place;
+
+	if (slot >= map->n_slots)
+		return FOUND_NOT;
+	place = slot_place(map, slot);
+	number = atomic_load_explicit(&map->slabs[place].number, memory_order_acquire);
+	if (!number)
+		return FOUND_NOT; /* its descriptors are not there to be touched */
+	slab = atomic_load_explicit(&map->ro[place], memory_order_acquire);
+	if (!slab || slab->number != number) {
+		spot->map = map;
+		spot->slot = slot;
+		return slot_seems(map, slot, key) ? FOUND_UNMAPPED : FOUND_NOT;
+	}
+	block = &map->blocks[slot];
+	word = atomic_load_explicit(&block->word, memory_order_acquire);
+	if (kvp_word_state(word) != KVP_BLOCK_PUBLISHED)
+		return kvp_word_state(word) == KVP_BLOCK_DRAINING ? FOUND_BUSY : FOUND_NOT;
+	pin = slot_pin(map, slot);
+	atomic_fetch_add_explicit(&pin->count, 1, memory_order_seq_cst);
+	if (atomic_load_explicit(&block->word, memory_order_seq_cst) != word) {
+		pin_drop(pin);
+		return FOUND_BUSY;
+	}
+	if (!atomic_load_explicit(&session->head->word, memory_order_seq_cst) || block->slab_number != slab->number ||
+		!block_has_key(block, key)) {
+		pin_drop(pin);
+		return FOUND_NOT;
+	}
+	atomic_store_explicit(
+		&pin->stamp, atomic_load_explicit(&session->header->tick, memory_order_relaxed), memory_order_relaxed);
+	spot->map = map;
+	spot->slot = slot;
+	spot->generation = kvp_word_generation(word);
+	spot->data = slab->base + (slot - (uint64_t)place * map->slots_per_slab) * map->block_stride;
+	spot->used_bytes = block->used_bytes;
+	spot->used_tokens = block->used_tokens;
+	return FOUND_PINNED;
+}
+
+bool spot_lost(const struct ns_map *map, uint64_t slot, uint64_t generation)
+{
+	uint64_t word;
+
+	atomic_thread_fence(memory_order_acquire); /* what was read of the block comes before this look */
+	word = atomic_load_explicit(&map->blocks[slot].word, memory_order_relaxed);
+	return kvp_word_generation(word) != generation ||
+	       (kvp_word_state(word) != KVP_BLOCK_PUBLISHED && kvp_word_state(word) != KVP_BLOCK_DRAINING);
+}
+
+bool spot_unpin(const struct ns_map *map, uint64_t slot, uint64_t generation)
+{
+	bool lost = spot_lost(map, slot, generation);
+
+	pin_drop(slot_pin(map, slot));
+	return lost;
+}
+
+void spot_pin_again(const struct ns_map *map, uint64_t slot)
+{
+	atomic_fetch_add_explicit(&slot_pin(map, slot)->count, 1, memory_order_seq_cst);
+}
+
+/* ---- the index ---- */
+
+enum lookup {
+	LOOKUP_PIN,
+	LOOKUP_LOOK, /* is it there? nothing is written */
+	LOOKUP_TOUCH, /* and counts as a use */
+};
+
+static enum found slot_look(struct ns_map *map, uint64_t slot, const struct kvp_key *key, enum lookup how)
+{
+	const struct slab_map *slab;
+	uint64_t number;
+
+	if (slot >= map->n_slots)
+		return FOUND_NOT;
+	number = atomic_load_explicit(&map->slabs[slot_place(map, slot)].number, memory_order_acquire);
+	if (!number || !slot_seems(map, slot, key))
+		return FOUND_NOT;
+	slab = atomic_load_explicit(&map->ro[slot_place(map, slot)], memory_order_acquire);
+	if (how == LOOKUP_TOUCH && slab && slab->number == number) /* pin pages exist for mapped slabs only */
+		atomic_store_explicit(&slot_pin(map, slot)->stamp,
+			atomic_load_explicit(&map->session->header->tick, memory_order_relaxed), memory_order_relaxed);
+	return FOUND_PINNED;
+}
+
+/* One pass over the key's buckets. FOUND_BUSY: a hint pointed to a slot that was just being looked at by the evictor. */
+static enum found index_probe(struct ns_map *map, const struct kvp_key *key, enum lookup how, struct spot *spot)
+{
+	const uint64_t home = kvp_index_home(key, map->n_buckets);
+	const uint64_t n_probes = map->n_buckets < KVP_INDEX_PROBES ? map->n_buckets : KVP_INDEX_PROBES;
+	const uint32_t tag = kvp_index_tag(key);
+	enum found best = FOUND_NOT;
+
+	for (uint64_t probe = 0; probe < n_probes; probe++) {
+		const struct kvp_index_bucket *bucket = &map->index[(home + probe) & (map->n_buckets - 1)];
+		bool full = true;
+
+		for (unsigned i = 0; i < KVP_INDEX_WIDTH; i++) {
+			uint64_t hint = atomic_load_explicit(&bucket->hint[i], memory_order_acquire);
+			enum found r;
+
+			full = full && hint;
+			if ((uint32_t)(hint >> 32) != tag || !hint)
+				continue;
+			r = how == LOOKUP_PIN ? find_pin_slot(map, kvp_hint_slot(hint), key, spot)
+					      : slot_look(map, kvp_hint_slot(hint), key, how);
+			if (r == FOUND_PINNED || r == FOUND_UNMAPPED)
+				return r;
+			if (r == FOUND_BUSY)
+				best = FOUND_BUSY;
+		}
+		if (!full)
+			break;
+	}
+	return best;
+}
+
+static enum found index_find(struct ns_map *map, const struct kvp_key *key, enum lookup how, struct spot *spot)
+{
+	enum found r = FOUND_NOT;
+
+	for (unsigned i = 0; i < BUSY_TRIES; i++) {
+		r = index_probe(map, key, how, spot);
+		if (r != FOUND_BUSY)
+			break;
+#if defined(__x86_64__)
+		__builtin_ia32_pause();
+#endif
+	}
+	return r;
+}
+
+enum found find_pin(struct ns_map *map, const struct kvp_key *key, struct spot *spot)
+{
+	enum found r = index_find(map, key, LOOKUP_PIN, spot);
+
+	return r == FOUND_NOT && map->base ? index_find(map->base, key, LOOKUP_PIN, spot) : r;
+}
+
+enum found find_pin_wait(struct ns_map *map, const struct kvp_key *key, uint64_t deadline_ns, struct spot *spot)
+{
+	enum found r = find_pin(map, key, spot);
+
+	if (r != FOUND_UNMAPPED)
+		return r;
+	map = spot->map;
+	if (!deadline_ns) {
+		atomic_store_explicit(&map->map_wanted, true, memory_order_relaxed);
+		client_wake(map->session->client);
+		return r;
+	}
+	return map_ahead(map, slot_place(map, spot->slot), deadline_ns) > 0 ? find_pin(map, key, spot) : r;
+}
+
+static bool key_is_there(struct ns_map *map, const struct kvp_key *key, enum lookup how)
+{
+	struct spot spot;
+
+	return index_find(map, key, how, &spot) == FOUND_PINNED ||
+	       (map->base && index_find(map->base, key, how, &spot) == FOUND_PINNED);
+}
+
+static inline void index_prefetch(const struct ns_map *map, const struct kvp_key *key)
+{
+	__builtin_prefetch(&map->index[kvp_index_home(key, map->n_buckets)]);
+}
+
+/* ---- views ---- */
+
+bool view_fill(struct kvp_view *view, struct kvp_ns *ns, const struct spot *spot, uint32_t hit)
+{
+	uint64_t handle = hold_new(HOLD_VIEW, spot->map, spot->slot, spot->generation);
+
+	if (!handle) {
+		spot_unpin(spot->map, spot->slot, spot->generation);
+		return false;
+	}
+	*view = (struct kvp_view){.data = spot->data,
+		.used_bytes = spot->used_bytes,
+		.used_tokens = spot->used_tokens,
+		.layers_ready = ns->join.desc.n_layers,
+		.hit = hit,
+		.ns = ns,
+		.opaque = {handle}};
+	return true;
+}
+
+static void view_miss(struct kvp_view *view, struct kvp_ns *ns, uint32_t hit, uint32_t reason)
+{
+	*view = (struct kvp_view){.hit = hit, .reason = hit == KVP_MISS ? reason : 0, .ns = ns};
+}
+
+int kvp_release(struct kvp_view *views, uint32_t n)
+{
+	int lost = 0;
+
+	for (uint32_t i = 0; views && i < n; i++) {
+		struct hold *hold = views[i].data ? hold_get(views[i].opaque[0]) : NULL;
+
+		views[i].data = NULL;
+		if (!hold || hold->kind != HOLD_VIEW)
+			continue; /* released before, or never given */
+		if (!atomic_load_explicit(
+			    &((struct ns_map *)hold->owner)->session->client->dead, memory_order_relaxed) &&
+			spot_unpin(hold->owner, hold->slot, hold->generation)) {
+			count_add(((struct ns_map *)hold->owner)->session->client, COUNT_LOST_HOLDS, 1);
+			lost++;
+		}
+		hold_end(views[i].opaque[0]);
+	}
+	return lost;
+}
+
+int kvp_lost(const struct kvp_view *views, uint32_t n)
+{
+	int lost = 0;
+
+	for (uint32_t i = 0; views && i < n; i++) {
+		const struct hold *hold = views[i].data ? hold_get(views[i].opaque[0]) : NULL;
+
+		if (hold && hold->kind == HOLD_VIEW &&
+			!atomic_load_explicit(
+				&((struct ns_map *)hold->owner)->session->client->dead, memory_order_relaxed))
+			lost += spot_lost(hold->owner, hold->slot, hold->generation);
+	}
+	return lost;
+}
+
+/* ---- asking the daemon ---- */
+
+static struct request *lookup_request(struct ns_map *map, const struct kvp_key *keys, uint32_t n, bool touch)
+{
+	struct kvp_wire_batch head = {.ns_id = map->ns_id, .n = n, .flags = touch ? KVP_WIRE_TOUCH : 0};
+	struct session *s = map->session;
+	struct request *request = request_new(s->client, s, KVP_MSG_LOOKUP, sizeof(head) + (size_t)n * sizeof(*keys));
+
+	if (!request)
+		return NULL;
+	memcpy(request_body(request), &head, sizeof(head));
+	memcpy((char *)request_body(request) + sizeof(head), keys, (size_t)n * sizeof(*keys));
+	return request;
+}
+
+/* Missed keys, so that the daemon counts them by reason; nobody waits for the answer. */
+static void lookup_tell(struct ns_map *map, const struct kvp_key *keys, uint32_t n)
+{
+	for (uint32_t at = 0; at < n; at += KVP_WIRE_BATCH_MAX) {
+		struct kvp_wire_batch head = {.ns_id = map->ns_id};
+
+		head.n = n - at < KVP_WIRE_BATCH_MAX ? n - at : KVP_WIRE_BATCH_MAX;
+		client_tell(map->session, KVP_MSG_LOOKUP, &head, sizeof(head), keys + at, head.n * sizeof(*keys));
+	}
+}
+
+static bool client_is_mute(struct kvp_client *client)
+{
+	bool mute;
+
+	pthread_mutex_lock(&client->lock);
+	mute = client->mute_until_ns > now_ns();
+	pthread_mutex_unlock(&client->lock);
+	return mute;
+}
+
+static void client_set_mute(struct kvp_client *client)
+{
+	pthread_mutex_lock(&client->lock);
+	client->mute_until_ns = after_ms(MUTE_MS);
+	pthread_mutex_unlock(&client->lock);
+}
+
+static void lookup_take(const struct request *request, uint32_t n, uint8_t *states)
+{
+	for (uint32_t i = 0; i < n && (i + 1) * sizeof(struct kvp_wire_found) <= request->body_bytes; i++) {
+		struct kvp_wire_found found;
+
+		memcpy(&found, request->body + i * sizeof(found), sizeof(found));
+		if (found.state <= KVP_PENDING)
+			states[i] = (uint8_t)found.state;
+	}
+}
+
+/* States of keys the index does not have: one round trip, however many messages. */
+static void lookup_ask(struct ns_map *map, const struct kvp_key *keys, uint32_t n, bool touch, uint8_t *states)
+{
+	struct kvp_client *client = map->session->client;
+	uint32_t n_requests = (n + KVP_WIRE_BATCH_MAX - 1) / KVP_WIRE_BATCH_MAX;
+	struct request **requests = client_is_mute(client) ? NULL : calloc(n_requests, sizeof(*requests));
+	uint64_t deadline = after_ms(MATCH_MS);
+
+	for (uint32_t i = 0; requests && i < n_requests; i++) {
+		uint32_t at = i * KVP_WIRE_BATCH_MAX;
+
+		requests[i] = lookup_request(
+			map, keys + at, n - at < KVP_WIRE_BATCH_MAX ? n - at : KVP_WIRE_BATCH_MAX, touch);
+		if (requests[i] && request_send(requests[i]) < 0) {
+			request_free(requests[i]);
+			requests[i] = NULL;
+		}
+	}
+	if (requests)
+		count_add(client, COUNT_ROUND_TRIPS, 1);
+	for (uint32_t i = 0; requests && i < n_requests; i++) {
+		uint32_t at = i * KVP_WIRE_BATCH_MAX;
+		int r = requests[i] ? request_wait(&requests[i], deadline) : -KVP_EDETACHED;
+
+		if (r == 0)
+			lookup_take(
+				requests[i], n - at < KVP_WIRE_BATCH_MAX ? n - at : KVP_WIRE_BATCH_MAX, states + at);
+		if (r == -KVP_ETIMEDOUT)
+			client_set_mute(client);
+		request_free(requests[i]);
+	}
+	free(requests);
+}
+
+/* ---- match ---- */
+
+/* States of one part's keys. Not @all: right up to the first miss. */
+static int part_states(const struct kvp_match_part *part, uint32_t n, uint32_t flags, bool all, uint8_t *states)
+{
+	struct ns_map *map = atomic_load_explicit(&part->ns->map, memory_order_acquire);
+	enum lookup how = flags & KVP_MATCH_TOUCH ? LOOKUP_TOUCH : LOOKUP_LOOK;
+	struct kvp_key *keys;
+	uint32_t *where, n_ask = 0, from = n;
+	uint8_t *asked;
+
+	memset(states, KVP_MISS, n);
+	if (!map)
+		return 0;
+	atomic_store_explicit(&map->used, true, memory_order_relaxed);
+	for (uint32_t i = 0; i < n; i++) {
+		if (i + PREFETCH_AHEAD < n)
+			index_prefetch(map, &part->keys[i + PREFETCH_AHEAD]);
+		if (key_is_there(map, &part->keys[i], how)) {
+			states[i] = KVP_HIT_RAM;
+			continue;
+		}
+		n_ask++;
+		if (from == n)
+			from = i;
+		if (!all)
+			break;
+	}
+	if (!n_ask)
+		return 0;
+	if (!all) {
+		lookup_ask(map, part->keys + from, n - from, flags & KVP_MATCH_TOUCH, states + from);
+		return 0;
+	}
+	keys = malloc(n_ask * (sizeof(*keys) + sizeof(*where) + 1));
+	if (!keys)
+		return fail(-KVP_ENOMEM, "out of memory");
+	where = (uint32_t *)(keys + n_ask);
+	asked = (uint8_t *)(where + n_ask);
+	n_ask = 0;
+	for (uint32_t i = from; i < n; i++)
+		if (states[i] == KVP_MISS) {
+			keys[n_ask] = part->keys[i];
+			where[n_ask++] = i;
+		}
+	memset(asked, KVP_MISS, n_ask);
+	lookup_ask(map, keys, n_ask, flags & KVP_MATCH_TOUCH, asked);
+	for (uint32_t i = 0; i < n_ask; i++)
+		states[where[i]] = asked[i];
+	free(keys);
+	return 0;
+}
+
+/* From bad to good: a block that is being read is worse than one that waits on disk only in that it is on its way. */
+static unsigned state_rank(uint8_t state)
+{
+	static const uint8_t rank[] = {[KVP_MISS] = 0, [KVP_PENDING] = 2, [KVP_HIT_SPILL] = 1, [KVP_HIT_RAM] = 3};
+
+	return rank[state];
+}
+
+/* The longest prefix of which @part has what its rule asks for, at most @length. */
+static uint32_t part_prefix(const struct kvp_match_part *part, const uint8_t *states, uint32_t length)
+{
+	uint32_t leading = 0;
+
+	if (!part->rule) {
+		while (leading < length && states[leading] != KVP_MISS)
+			leading++;
+		return leading;
+	}
+	for (; length; length--) {
+		uint32_t need = length < part->rule ? length : part->rule, have = 0;
+
+		while (have < need && states[length - 1 - have] != KVP_MISS)
+			have++;
+		if (have == need)
+			break;
+	}
+	return length;
+}
+
+static int match_bad(const struct kvp_match_part *parts, uint32_t n_parts, uint32_t n)
+{
+	if (!parts || !n_parts || n_parts > 4096)
+		return fail(-KVP_EINVAL, "n_parts: 1 to 4096 parts");
+	for (uint32_t i = 0; i < n_parts; i++) {
+		int r = ns_bad(parts[i].ns);
+
+		if (r < 0)
+			return r;
+		if (n && !parts[i].keys)
+			return fail(-KVP_EINVAL, "parts[%u].keys: a null pointer", i);
+	}
+	return 0;
+}
+
+int64_t kvp_match(const struct kvp_match_part *parts, uint32_t n_parts, uint32_t n, uint32_t flags, uint8_t *states)
+{
+	int r = match_bad(parts, n_parts, n);
+	uint32_t leading = n, last;
+	uint8_t *all;
+
+	if (r < 0 || !n)
+		return r;
+	all = malloc((size_t)n * n_parts);
+	if (!all)
+		return fail(-KVP_ENOMEM, "out of memory");
+	for (uint32_t i = 0; i < n_parts && r == 0; i++)
+		r = part_states(&parts[i], n, flags, flags & KVP_MATCH_ALL || parts[i].rule, all + (size_t)i * n);
+	do { /* a shorter prefix for one part moves the window of another */
+		last = leading;
+		for (uint32_t i = 0; i < n_parts && r == 0; i++)
+			leading = part_prefix(&parts[i], all + (size_t)i * n, leading);
+	} while (leading != last);
+	for (uint32_t i = 0; states && i < n; i++) {
+		states[i] = all[i];
+		for (uint32_t part = 1; part < n_parts; part++)
+			if (state_rank(all[(size_t)part * n + i]) < state_rank(states[i]))
+				states[i] = all[(size_t)part * n + i];
+	}
+	free(all);
+	return r < 0 ? r : (int64_t)leading;
+}
+
+/* ---- acquire ---- */
+
+struct acquire {
+	struct kvp_ns *ns;
+	struct ns_map *map;
+	const struct kvp_key *keys;
+	struct kvp_view *views;
+	uint32_t n;
+	uint32_t at; /* usable so far */
+	uint32_t asked_to; /* keys before this came by RESTORE */
+	uint64_t deadline_ns;
+	uint64_t tokens[2], hits[2]; /* ram, spill */
+	uint32_t reason; /* of the first miss, as far as is known here */
+};
+
+/* Pin from a->at on as long as the keys are in DRAM. */
+static void acquire_run(struct acquire *a)
+{
+	for (; a->at < a->n; a->at++) {
+		bool spill = a->at < a->asked_to;
+		struct spot spot;
+		enum found r;
+
+		if (a->at + PREFETCH_AHEAD < a->n)
+			index_prefetch(a->map, &a->keys[a->at + PREFETCH_AHEAD]);
+		r = find_pin(a->map, &a->keys[a->at], &spot);
+		if (r == FOUND_UNMAPPED)
+			r = find_pin_wait(a->map, &a->keys[a->at], a->deadline_ns, &spot);
+		if (r != FOUND_PINNED) {
+			a->reason = r == FOUND_NOT ? KVP_MISS_NEVER : KVP_MISS_PINS;
+			return;
+		}
+		if (!view_fill(&a->views[a->at], a->ns, &spot, spill ? KVP_HIT_SPILL : KVP_HIT_RAM)) {
+			a->reason = KVP_MISS_PINS;
+			return;
+		}
+		a->hits[spill]++;
+		a->tokens[spill] += spot.used_tokens;
+	}
+}
+
+static struct request *restore_request(
+	struct ns_map *map, const struct kvp_key *keys, uint32_t n, uint32_t flags, uint64_t deadline_ns)
+{
+	struct kvp_wire_restore head = {.ns_id = map->ns_id, .n = n, .flags = flags, .deadline_ns = deadline_ns};
+	struct session *s = map->session;
+	struct request *request = request_new(s->client, s, KVP_MSG_RESTORE, sizeof(head) + (size_t)n * sizeof(*keys));
+
+	if (!request)
+		return NULL;
+	memcpy(request_body(request), &head, sizeof(head));
+	memcpy((char *)request_body(request) + sizeof(head), keys, (size_t)n * sizeof(*keys));
+	return request;
+}
+
+/* Bring the next keys back, or learn why not. Return: false: no use going on. */
+static bool acquire_restore(struct acquire *a)
+{
+	uint32_t most = (uint32_t)(RESTORE_BYTES / a->map->block_stride), n = a->n - a->at;
+	struct request *request;
+	bool more = false;
+
+	most = most < 16 ? 16 : most > KVP_WIRE_BATCH_MAX ? KVP_WIRE_BATCH_MAX : most;
+	n = n < most ? n : most;
+	request = restore_request(a->map, a->keys + a->at, n, 0, a->deadline_ns);
+	if (request && request_call(&request, a->deadline_ns + RESTORE_SLACK_MS * MS) == 0) {
+		for (uint32_t i = 0; i < n && (i + 1) * sizeof(struct kvp_wire_found) <= request->body_bytes; i++) {
+			struct kvp_wire_found found;
+
+			memcpy(&found, request->body + i * sizeof(found), sizeof(found));
+			if (i == 0)
+				more = found.state == KVP_HIT_RAM;
+			view_miss(&a->views[a->at + i], a->ns, found.state, found.reason);
+		}
+		a->asked_to = a->at + n;
+	}
+	request_free(request);
+	return more;
+}
+
+static void acquire_count(const struct acquire *a)
+{
+	struct kvp_client *client = a->ns->client;
+
+	count_add(client, COUNT_LOOKUPS, a->n);
+	if (a->hits[0]) {
+		count_add(client, COUNT_HITS_RAM, a->hits[0]);
+		count_add(client, COUNT_TOKENS_RAM, a->tokens[0]);
+	}
+	if (a->hits[1]) {
+		count_add(client, COUNT_HITS_SPILL, a->hits[1]);
+		count_add(client, COUNT_TOKENS_SPILL, a->tokens[1]);
+	}
+	if (a->at < a->n)
+		count_add(client, COUNT_MISSES, a->n - a->at);
+}
+
+/* What the views past the usable ones tell: what the daemon said of them, else what is known here. */
+static void acquire_rest(struct acquire *a, uint32_t reason)
+{
+	for (uint32_t i = a->at; i < a->n; i++) {
+		struct kvp_view *view = &a->views[i];
+
+		if (i < a->asked_to && view->hit != KVP_HIT_RAM)
+			continue;
+		if (i < a->asked_to && i > a->at)
+			view_miss(view, a->ns, KVP_MISS, KVP_MISS_PINS); /* there, but past the run */
+		else
+			view_miss(view, a->ns, KVP_MISS, i == a->at ? reason : KVP_MISS_NEVER);
+	}
+}
+
+int64_t kvp_acquire(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint32_t flags, uint64_t deadline_ns,
+	struct kvp_view *views)
+{
+	struct acquire a = {.ns = ns, .keys = keys, .views = views, .n = n, .deadline_ns = deadline_ns};
+	int r = ns_bad(ns);
+
+	if (r < 0)
+		return r;
+	if (n && (!keys || !views))
+		return fail(-KVP_EINVAL, "keys and views: a null pointer");
+	if (flags)
+		return fail(-KVP_EINVAL, "flags: %#x, none are known", flags);
+	a.map = atomic_load_explicit(&ns->map, memory_order_acquire);
+	if (!a.map) {
+		acquire_rest(&a, KVP_MISS_DETACHED);
+		acquire_count(&a);
+		return 0;
+	}
+	if (!atomic_load_explicit(&a.map->used, memory_order_relaxed))
+		atomic_store_explicit(&a.map->used, true, memory_order_relaxed);
+	acquire_run(&a);
+	if (a.at < n && !deadline_ns)
+		lookup_tell(a.map, keys + a.at, n - a.at);
+	for (uint32_t round = 0; deadline_ns && a.at < n && round < n / 16 + 4; round++) {
+		uint32_t before = a.at;
+
+		if (!acquire_restore(&a))
+			break;
+		acquire_run(&a);
+		if (a.at == before && now_ns() >= deadline_ns)
+			break;
+	}
+	acquire_rest(&a, kvp_state(ns->client, NULL) == KVP_ATTACHED ? a.reason : KVP_MISS_DETACHED);
+	acquire_count(&a);
+	return a.at;
+}
+
+int64_t kvp_prefetch(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n)
+{
+	struct ns_map *map;
+	int64_t started = 0;
+	int r = ns_bad(ns);
+
+	if (r < 0)
+		return r;
+	if (n && !keys)
+		return fail(-KVP_EINVAL, "keys: a null pointer");
+	map = atomic_load_explicit(&ns->map, memory_order_acquire);
+	if (!map)
+		return fail(-KVP_EDETACHED, "namespace %s: no daemon", ns->join.name);
+	while (n && key_is_there(map, keys, LOOKUP_LOOK)) {
+		keys++;
+		n--;
+	}
+	for (uint32_t at = 0; at < n && r == 0; at += KVP_WIRE_BATCH_MAX) {
+		uint32_t m = n - at < KVP_WIRE_BATCH_MAX ? n - at : KVP_WIRE_BATCH_MAX;
+		struct request *request = restore_request(map, keys + at, m, KVP_WIRE_PREFETCH, after_ms(ANSWER_MS));
+
+		r = request ? request_call(&request, after_ms(ANSWER_MS)) : fail(-KVP_ENOMEM, "out of memory");
+		for (uint32_t i = 0; r == 0 && (i + 1) * sizeof(struct kvp_wire_found) <= request->body_bytes; i++) {
+			struct kvp_wire_found found;
+
+			memcpy(&found, request->body + i * sizeof(found), sizeof(found));
+			started += found.state == KVP_PENDING;
+		}
+		request_free(request);
+	}
+	return started ? started : r;
+}

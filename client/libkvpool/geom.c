@@ -1,0 +1,127 @@
+/*
+ * geom.c - where K and V lie in a block: arithmetic on the descriptor
+ */
+#include "internal.h"
+
+#include <string.h>
+
+#include "kvattn.h"
+
+struct geom_strides {
+	uint64_t token, head;
+};
+
+static struct geom_strides geom_strides(const struct kvp_desc *desc, uint32_t layer, enum kvp_kv which)
+{
+	const struct kvp_layer *l = &desc->layers[layer];
+	uint64_t elem = kvp_type_bytes(which == KVP_K ? desc->type_k : desc->type_v);
+	uint64_t row = elem * (which == KVP_K ? l->dim_k : l->dim_v);
+
+	if (desc->layout == KVP_LAYOUT_HND)
+		return (struct geom_strides){.token = row, .head = row * desc->block_tokens};
+	return (struct geom_strides){.token = row * l->kv_heads, .head = row};
+}
+
+static int geom_bad(const struct kvp_ns *ns, uint32_t layer)
+{
+	int r = ns_bad(ns);
+
+	if (r < 0)
+		return r;
+	if (ns->join.desc.layout == KVP_LAYOUT_OPAQUE)
+		return fail(-KVP_ENOTSUP, "namespace %s: OPAQUE blocks have no geometry", ns->join.name);
+	if (layer >= ns->join.desc.n_layers)
+		return fail(-KVP_EINVAL, "layer: %u of %u", layer, ns->join.desc.n_layers);
+	return 0;
+}
+
+int kvp_geom(const struct kvp_ns *ns, uint32_t layer, enum kvp_kv which, uint64_t *off, uint64_t *token_stride,
+	uint64_t *head_stride, uint32_t *elem_bytes)
+{
+	int r = geom_bad(ns, layer);
+	struct geom_strides strides;
+
+	if (r < 0)
+		return r;
+	if (which != KVP_K && which != KVP_V)
+		return fail(-KVP_EINVAL, "which: neither KVP_K nor KVP_V");
+	strides = geom_strides(&ns->join.desc, layer, which);
+	if (off)
+		*off = ns->off[2 * layer + which];
+	if (token_stride)
+		*token_stride = strides.token;
+	if (head_stride)
+		*head_stride = strides.head;
+	if (elem_bytes)
+		*elem_bytes = kvp_type_bytes(which == KVP_K ? ns->join.desc.type_k : ns->join.desc.type_v);
+	return 0;
+}
+
+int kvp_attn_geom(const struct kvp_ns *ns, uint32_t layer, struct kvattn_geom *geom)
+{
+	int r = geom_bad(ns, layer);
+	struct geom_strides k, v;
+	const struct kvp_desc *desc;
+
+	if (r < 0)
+		return r;
+	if (!geom)
+		return fail(-KVP_EINVAL, "geom: a null pointer");
+	desc = &ns->join.desc;
+	if (!desc->layers[layer].dim_v)
+		return fail(-KVP_ENOTSUP, "layer %u: it stores no V, kvattn.h has no form for it", layer);
+	k = geom_strides(desc, layer, KVP_K);
+	v = geom_strides(desc, layer, KVP_V);
+	*geom = (struct kvattn_geom){
+		.size = sizeof(*geom),
+		.layout = KVATTN_ROWS,
+		.type_k = desc->type_k,
+		.type_v = desc->type_v,
+		.n_kv_heads = desc->layers[layer].kv_heads,
+		.dim_k = desc->layers[layer].dim_k,
+		.dim_v = desc->layers[layer].dim_v,
+		.block_tokens = desc->block_tokens,
+		.k_off = ns->off[2 * layer],
+		.v_off = ns->off[2 * layer + 1],
+		.k_token_stride = k.token,
+		.k_head_stride = k.head,
+		.v_token_stride = v.token,
+		.v_head_stride = v.head,
+	};
+	return 0;
+}
+
+/* One tensor's rows of the first tokens: contiguous with [token][head], a piece for each head with [head][token]. */
+static uint64_t tensor_rows_copy(
+	const struct kvp_desc *desc, char *to, const char *from, uint32_t layer, enum kvp_kv which, uint32_t n_tokens)
+{
+	struct geom_strides strides = geom_strides(desc, layer, which);
+	uint64_t bytes = strides.token * n_tokens;
+
+	if (desc->layout != KVP_LAYOUT_HND) {
+		memcpy(to, from, bytes);
+		return bytes;
+	}
+	for (uint32_t head = 0; head < desc->layers[layer].kv_heads; head++)
+		memcpy(to + head * strides.head, from + head * strides.head, bytes);
+	return bytes * desc->layers[layer].kv_heads;
+}
+
+uint64_t rows_copy(const struct kvp_ns *ns, void *to, const void *from, uint32_t n_tokens, uint64_t used_bytes)
+{
+	const struct kvp_desc *desc = &ns->join.desc;
+	uint64_t bytes = 0;
+
+	if (desc->layout == KVP_LAYOUT_OPAQUE) {
+		memcpy(to, from, used_bytes);
+		return used_bytes;
+	}
+	for (uint32_t layer = 0; layer < desc->n_layers; layer++)
+		for (unsigned which = 0; which < 2; which++) {
+			uint64_t off = ns->off[2 * layer + which];
+
+			bytes += tensor_rows_copy(
+				desc, (char *)to + off, (const char *)from + off, layer, (enum kvp_kv)which, n_tokens);
+		}
+	return bytes;
+}

@@ -1,0 +1,497 @@
+/*
+ * internal.h - libkvpool's own structures, and what protects what
+ *
+ *	client		one kvp_open(); owns a socket, a keeper thread, sessions
+ *	session		the client in one pool: session object (pin tables), pool header, namespace mappings.  A session that the
+ *			daemon no longer knows stays until kvp_close(): views and blocks of it stay readable
+ *	ns_map		a namespace object mapped in a session, shared by all kvp_ns of that namespace id
+ *	slab_map	one slab mapped, read-only for views or read-write for grants; never unmapped before kvp_close()
+ *	spot		a pinned slot;  hold: what a view or block handle of the caller stands for
+ *	request		a message that wants an answer
+ *
+ * Locks, outermost first.  attach_lock: connecting and joining, held over round trips.  ns_map->lock: stock, grants,
+ * staging, making of slab mappings.  client->lock: socket, current session, requests, list of namespaces, regions.
+ * registry (self.c): list of clients, thread parts, spare holds.  Finding and pinning takes none.
+ *
+ * Only the keeper thread receives, connects and closes the socket.
+ */
+#ifndef KVPOOL_INTERNAL_H
+#define KVPOOL_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "kvpool.h"
+#include "kvpool_desc.h"
+#include "kvpool_shm.h"
+#include "kvpool_wire.h"
+
+#define MS 1000000ull
+#define BACKOFF_MIN_MS 10
+#define BACKOFF_MAX_MS 1000
+#define ANSWER_MS 1000 /* longest wait for an answer the daemon gives at once */
+#define PUBLISH_MS \
+	5000 /* longest wait of kvp_publish(): a copied publish may wait for room, a restart takes its time */
+#define STOCK_BLOCKS 8
+#define STOCK_IDLE_MS 5000 /* a stock nobody took from goes back */
+#define SLOT_NONE UINT64_MAX
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+/* ---- mappings ---- */
+
+struct ns_map;
+
+struct slab_map {
+	struct slab_map *next; /* of the namespace: all, those that left too */
+	struct slab_map *touch_next; /* pages still to be touched */
+	const struct ns_map *map;
+	char *base;
+	uint64_t number;
+	uint64_t bytes;
+	uint64_t touched;
+	uint64_t *
+		grants; /* writable: generation + 1 of a grant of this session by slot in the slab, 0: none.  ns_map->lock */
+	uint32_t place;
+	bool writable;
+	bool retired; /* zeroes lie over it */
+};
+
+struct grant {
+	uint64_t slot;
+	uint64_t generation;
+};
+
+/* Staging object of a COPIED namespace. An older one stays mapped: its blocks may still be in use. */
+struct stage {
+	struct stage *next;
+	struct ns_map *map;
+	char *base;
+	uint64_t bytes;
+	uint64_t n_blocks;
+	uint64_t n_free;
+	uint8_t *used; /* by block */
+	bool current; /* the daemon knows it */
+	bool retired;
+};
+
+struct ns_map {
+	struct ns_map *next; /* of the session */
+	struct session *session;
+	uint64_t ns_id;
+	bool lost; /* client->lock: the daemon has no such namespace any more */
+	const struct kvp_ns_header *head;
+	uint64_t bytes;
+	const struct kvp_slab *slabs;
+	const struct kvp_block *blocks;
+	const struct kvp_index_bucket *index;
+	uint64_t n_buckets;
+	uint64_t n_slots;
+	uint64_t block_bytes, block_stride;
+	uint32_t slots_per_slab;
+	uint32_t max_places;
+	uint32_t block_tokens;
+	_Atomic uint32_t flags; /* kvp_wire_joined; READONLY only as long as every join asked for it */
+	uint32_t n_siblings;
+	char differs[32];
+	uint8_t secret[32];
+	struct ns_map *base; /* read-only base namespace, or NULL */
+	_Atomic(struct slab_map *) *ro; /* by place: the current mapping */
+	_Atomic bool used; /* somebody looks for blocks or writes: map ahead of need */
+	_Atomic bool map_wanted; /* somebody missed for want of a mapping */
+	uint64_t changes_seen; /* keeper: slab_changes at the last look */
+	uint32_t n_grants; /* lock: held in all */
+
+	pthread_mutex_t lock;
+	struct slab_map **rw; /* by place */
+	struct slab_map *all;
+	struct grant *stock;
+	uint32_t n_stock, stock_room, stock_target;
+	bool refilling; /* a RESERVE for the stock is under way */
+	struct request *arrived; /* answers to RESERVE for the keeper to take in */
+	uint64_t taken_ns; /* when somebody last took from the stock */
+	struct stage *stages; /* the first one is the newest */
+};
+
+struct session {
+	struct session *next;
+	struct kvp_client *client;
+	uint64_t id;
+	uint8_t uuid[16];
+	int fd; /* the one descriptor that holds the record lock */
+	dev_t dev; /* of its object */
+	ino_t ino;
+	int spare_fds[16]; /* further descriptors of the object: closing one would drop the lock */
+	unsigned n_spare_fds;
+	struct kvp_session_header *head;
+	uint64_t bytes;
+	char *pins;
+	uint64_t pin_stride;
+	uint32_t max_places;
+	const struct kvp_pool_header *header;
+	struct ns_map *maps; /* client->lock; only grows */
+	uint64_t counts_base[16]; /* the client's counts when the session began */
+	bool gone;
+	bool swept; /* gone, and nothing of it is in use any more */
+};
+
+static inline struct kvp_pin *session_pin(const struct session *s, uint32_t place, uint32_t index)
+{
+	return (struct kvp_pin *)(void *)(s->pins + place * s->pin_stride) + index;
+}
+
+/* ---- client ---- */
+
+enum count { /* the first ones as in struct kvp_client_counts */
+	COUNT_LOOKUPS,
+	COUNT_HITS_RAM,
+	COUNT_HITS_SPILL,
+	COUNT_MISSES,
+	COUNT_TOKENS_RAM,
+	COUNT_TOKENS_SPILL,
+	COUNT_COPIED_BYTES,
+	COUNT_PRIVATE_BLOCKS,
+	COUNT_LOST_HOLDS,
+	COUNT_ROUND_TRIPS,
+	N_COUNTS,
+};
+
+struct part;
+struct request;
+
+struct kvp_client {
+	struct kvp_client *registry_next;
+	struct part *parts; /* registry lock */
+	uint64_t serial;
+	char socket[KVP_SOCKET_MAX];
+	char comm[32];
+	uint32_t flags;
+	uint32_t stock_blocks;
+	uint32_t connect_timeout_ms;
+
+	_Atomic bool dead; /* in a child after fork() */
+	_Atomic uint32_t state; /* enum kvp_state */
+	_Atomic uint64_t epoch;
+	_Atomic uint64_t gone_counts[N_COUNTS]; /* of threads that ended */
+
+	pthread_t keeper;
+	bool has_keeper;
+	int wake_fd;
+
+	pthread_mutex_t attach_lock;
+	pthread_mutex_t lock;
+	pthread_cond_t changed; /* tried, or a request is answered */
+	bool tried;
+	bool closing;
+	bool online; /* messages may be sent: connected, resumed */
+	int fd; /* socket, -1: none; also under the registry lock */
+	uint64_t last_epoch; /* of the last connection */
+	uint32_t backoff_ms;
+	uint64_t next_try_ns;
+	uint32_t heartbeat_ms;
+	uint64_t next_beat_ns;
+	uint64_t mute_until_ns; /* the daemon does not answer: scheduler calls do not ask it before */
+	int attach_error; /* why not attached, with its text */
+	char attach_text[256];
+	uint64_t next_id;
+	struct request *requests;
+	_Atomic(struct session *) session; /* current, or NULL */
+	struct session *old; /* gone ones */
+	struct kvp_ns *namespaces;
+	const struct slab_map **regions;
+	uint32_t n_regions, regions_room;
+	struct slab_map *touch; /* to be touched by the keeper */
+	uint64_t touched_bytes; /* keeper */
+	char *packet; /* keeper: KVP_WIRE_MAX bytes */
+};
+
+struct private_chunk;
+
+struct kvp_ns {
+	struct kvp_ns *next; /* client->lock */
+	struct kvp_client *client;
+	_Atomic(struct ns_map *) map; /* NULL: detached */
+	struct kvp_wire_join join; /* as asked for */
+	struct kvp_ns *base;
+	uint64_t block_bytes, block_stride;
+	uint32_t flags; /* asked for */
+	int join_error; /* the keeper's: refused, not tried again before the next beat */
+	_Atomic uint64_t no_room_until_ns; /* sequences do not wait for room before */
+	uint64_t *off; /* [n_layers][2] */
+
+	pthread_mutex_t private_lock;
+	struct private_chunk *chunks;
+	void *private_free; /* list through the blocks */
+	uint32_t n_private_free;
+	char *private_fresh; /* not yet used part of the newest chunk */
+	uint64_t private_fresh_bytes;
+};
+
+/* ---- self.c: threads, errors, counts, holds, fork ---- */
+
+/** fail() - set this thread's error text. Return: @r. */
+int fail(int r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+const char *self_error(void);
+
+void count_add(struct kvp_client *client, enum count which, uint64_t n);
+void count_sum(struct kvp_client *client, uint64_t sums[N_COUNTS]);
+
+int registry_add(struct kvp_client *client);
+void registry_remove(struct kvp_client *client);
+/* Around what a fork must not fall into: the socket being made or closed. */
+void registry_lock(void);
+void registry_unlock(void);
+
+enum hold_kind {
+	HOLD_NONE,
+	HOLD_VIEW, /* owner: ns_map */
+	HOLD_GRANT, /* owner: ns_map */
+	HOLD_STAGED, /* owner: stage, slot: its block */
+	HOLD_PRIVATE, /* owner: kvp_ns, slot: the address */
+	HOLD_PUBLISHING, /* a block inside kvp_publish() */
+};
+/* What a handle given to the caller stands for.  Handles carry a serial number, so a stale or forged one is known. */
+struct hold {
+	_Atomic uint32_t serial;
+	uint32_t kind;
+	void *owner;
+	uint64_t slot;
+	uint64_t generation;
+};
+/** hold_new() - Return: the handle; 0: out of memory. */
+uint64_t hold_new(enum hold_kind kind, void *owner, uint64_t slot, uint64_t generation);
+/** hold_get() - NULL: stale or forged */
+struct hold *hold_get(uint64_t handle);
+void hold_end(uint64_t handle);
+
+/* ---- clock ---- */
+
+uint64_t now_ns(void);
+static inline uint64_t after_ms(uint64_t ms)
+{
+	return now_ns() + ms * MS;
+}
+static inline uint64_t earlier(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* ---- client.c ---- */
+
+/** client_bad() - 0, or the error of every call on a NULL or forked handle */
+int client_bad(const struct kvp_client *client);
+int ns_bad(const struct kvp_ns *ns);
+
+/* ---- wire.c: messages ---- */
+
+struct request {
+	struct request *next, *prev; /* in flight; client->lock */
+	struct kvp_client *client;
+	struct session *session; /* NULL: HELLO */
+	uint64_t id;
+	uint16_t type;
+	bool linked;
+	bool answered;
+	bool lasting; /* outlives a lost connection and is sent again */
+	bool sent; /* on the present connection */
+	bool resending; /* the keeper is at it */
+	int32_t status;
+	char *packet; /* struct kvp_msg, then the body */
+	size_t packet_bytes;
+	char *body; /* of the answer */
+	size_t body_bytes;
+	int fds[KVP_WIRE_FDS_MAX];
+	unsigned n_fds;
+	char text[256]; /* with a status < 0 */
+	pthread_cond_t cond;
+	/* By the keeper, without locks, when answered and nobody waits; frees it. */
+	void (*done)(struct request *request);
+	/* What becomes of it when its waiter gives up; NULL: it is forgotten. */
+	void (*late)(struct request *request);
+	/* Just before it is sent again. Return: < 0: not again, end it with this status. */
+	int (*again)(struct request *request, bool same_epoch);
+	void *owner; /* of whoever made it */
+};
+
+struct request *request_new(struct kvp_client *client, struct session *session, uint16_t type, size_t body_bytes);
+static inline void *request_body(struct request *request)
+{
+	return request->packet + sizeof(struct kvp_msg);
+}
+/** request_send() - Return: 0: in flight; -KVP_EDETACHED; -KVP_EGONE: its session is no more. */
+int request_send(struct request *request);
+/** request_wait() - Return: the answer's status; -KVP_ETIMEDOUT: withdrawn, or (late set) *request is NULL: no longer yours;
+ *  -KVP_EDETACHED: a lasting one is withdrawn, nobody saw it */
+int request_wait(struct request **request, uint64_t deadline_ns);
+/** request_call() - send and wait, counted as a round trip; freed and *request NULL on -KVP_ETIMEDOUT with late set */
+int request_call(struct request **request, uint64_t deadline_ns);
+/** request_orphan() - nobody waits from now on: @done runs when it is answered (or now) */
+void request_orphan(struct request *request, void (*done)(struct request *request));
+void request_free(struct request *request);
+/** client_tell() - a message without answer. Return: 0; -KVP_EDETACHED; -EAGAIN: the socket is full. */
+int client_tell(
+	struct session *session, uint16_t type, const void *head, size_t n_head, const void *body, size_t n_body);
+/** wire_receive() - keeper: take one packet, answer its request. Return: 1; 0: none there; < 0: the connection is over. */
+int wire_receive(struct kvp_client *client);
+void wire_down(struct kvp_client *client);
+/** wire_resend() - keeper: what outlived the last connection, in its order */
+void wire_resend(struct kvp_client *client, bool same_epoch);
+/** wire_end_session() - end requests of a session that is no more; NULL: all requests */
+void wire_end_session(struct kvp_client *client, const struct session *session);
+/** wire_raw() - keeper: send a request while not online */
+int wire_raw(struct request *request);
+void client_wake(struct kvp_client *client);
+
+/* ---- keeper.c ---- */
+
+void *keeper_main(void *client);
+bool keeper_is_me(const struct kvp_client *client);
+/** keeper_flush_counts() - into the session object */
+void keeper_flush_counts(struct kvp_client *client);
+
+/* ---- attach.c ---- */
+
+/** attach_try() - keeper: connect, HELLO, resume. Return: 0; -KVP_E... */
+int attach_try(struct kvp_client *client);
+/** attach_join() - under attach_lock: join one namespace in the current session. Return: 0; -KVP_E... */
+int attach_join(struct kvp_ns *ns, uint64_t deadline_ns);
+/** attach_join_waiting() - keeper: namespaces that are not joined yet */
+void attach_join_waiting(struct kvp_client *client);
+/** session_gone() - the daemon does not know it any more: what is of it becomes private */
+void session_gone(struct session *session);
+/** session_sweep() - keeper: give back what gone sessions no longer need */
+void session_sweep(struct kvp_client *client);
+void session_close(struct session *session, bool in_child);
+
+/* ---- map.c ---- */
+
+int map_open(struct session *session, int fd, const struct kvp_wire_joined *joined, struct ns_map **map);
+void map_close(struct ns_map *map, bool in_child);
+/** map_places() - have these places mapped. Return: places mapped now (of @n); < 0 */
+int map_places(struct ns_map *map, const uint32_t *places, uint32_t n, bool writable, uint64_t deadline_ns);
+/** map_ahead() - map what is not mapped, up to 64 places, @first among them. Return: places mapped; < 0 */
+int map_ahead(struct ns_map *map, uint32_t first, uint64_t deadline_ns);
+/** map_touch() - keeper: a piece of the pages still to be touched. Return: true: more to do. */
+bool map_touch(struct kvp_client *client);
+/** map_object() - mmap a shared-memory object whose length is checked first; the descriptor stays the caller's */
+void *map_object(int fd, uint64_t bytes, bool writable);
+/** map_retire() - zeroes in place of the slabs, where nobody holds anything. Return: true: all done. */
+bool map_retire(struct ns_map *map);
+
+/* ---- find.c ---- */
+
+struct spot { /* a slot with this session's pin on it */
+	struct ns_map *map;
+	uint64_t slot;
+	uint64_t generation;
+	const char *data;
+	uint64_t used_bytes;
+	uint32_t used_tokens;
+};
+enum found {
+	FOUND_NOT,
+	FOUND_BUSY, /* being evicted, or not any more */
+	FOUND_UNMAPPED, /* there, but its slab is not mapped: spot->map and spot->slot tell */
+	FOUND_PINNED,
+};
+/** find_pin() - look a key up in @map and its base, pin it */
+enum found find_pin(struct ns_map *map, const struct kvp_key *key, struct spot *spot);
+/** find_pin_slot() - pin one slot if it holds @key */
+enum found find_pin_slot(struct ns_map *map, uint64_t slot, const struct kvp_key *key, struct spot *spot);
+/** find_pin_wait() - as find_pin(), mapping the slab if need be by the deadline */
+enum found find_pin_wait(struct ns_map *map, const struct kvp_key *key, uint64_t deadline_ns, struct spot *spot);
+/** spot_unpin() - Return: true: the hold had been lost. */
+bool spot_unpin(const struct ns_map *map, uint64_t slot, uint64_t generation);
+bool spot_lost(const struct ns_map *map, uint64_t slot, uint64_t generation);
+void spot_pin_again(const struct ns_map *map, uint64_t slot);
+/** view_fill() - hand a pinned spot to the caller. Return: false: out of memory, the pin is taken back. */
+bool view_fill(struct kvp_view *view, struct kvp_ns *ns, const struct spot *spot, uint32_t hit);
+/** rows_copy() - the first @n_tokens tokens of a block. Return: bytes copied. */
+uint64_t rows_copy(const struct kvp_ns *ns, void *to, const void *from, uint32_t n_tokens, uint64_t used_bytes);
+
+/* ---- private.c ---- */
+
+void *private_take(struct kvp_ns *ns);
+void private_put(struct kvp_ns *ns, void *data);
+void private_close(struct kvp_ns *ns, bool in_child);
+
+/* ---- write.c ---- */
+
+/* A writable block. */
+struct room {
+	enum hold_kind kind;
+	void *owner; /* as in struct hold */
+	uint64_t slot;
+	uint64_t generation;
+	char *data;
+};
+/** room_take() - up to @n: grants (pinned) or staging blocks by @deadline_ns, then private memory if @with_private.
+ *  Return: rooms given; -KVP_EACCES. */
+int64_t room_take(struct kvp_ns *ns, uint32_t n, bool with_private, uint64_t deadline_ns, struct room *rooms);
+/** private_rooms() - Return: rooms given */
+uint32_t private_rooms(struct kvp_ns *ns, uint32_t n, struct room *rooms);
+void room_put_back(const struct room *room);
+struct room room_of(const struct hold *hold);
+/** stage_move() - a block of a staging area the daemon no longer knows, to the present one. Return: false: it cannot be published. */
+bool stage_move(struct kvp_client *client, struct room *room, uint64_t used_bytes);
+void stock_trim(struct ns_map *map);
+void stock_refill(struct ns_map *map);
+/** stock_keep() - keeper: refill, or give back what nobody uses */
+void stock_keep(struct ns_map *map);
+void stock_drop(struct ns_map *map);
+/** stages_forget() - the daemon no longer knows them: their blocks are readable, and movable to a new one */
+void stages_forget(struct ns_map *map);
+/** grants_list() - GRANTS of a resumed session. Return: 0; -KVP_E... */
+int grants_list(struct ns_map *map);
+void grant_forget(struct ns_map *map, uint64_t slot, uint64_t generation);
+char *grant_data(const struct ns_map *map, uint64_t slot, uint64_t generation);
+
+/* ---- publish.c ---- */
+
+struct batch_item {
+	struct room room;
+	struct kvp_key key, parent;
+	uint64_t used_bytes;
+	uint32_t used_tokens;
+	bool parent_pinned;
+	struct spot parent_spot;
+	/* filled by batch_settle() */
+	uint8_t result; /* enum kvp_publish_result */
+	bool room_kept; /* not used up: back to whoever gave it */
+	bool again; /* EXISTS, but the other one was gone already */
+	struct spot spot; /* pinned, with want_spot and STORED or EXISTS */
+};
+struct batch {
+	struct request *request;
+	struct ns_map *map;
+	void *owner; /* of whoever made it */
+	bool want_spots;
+	bool keep_rooms; /* somebody may still read them: not put back, even if the key is elsewhere */
+	bool keep_stage; /* a copy out of the staging area may still be under way */
+	uint32_t n;
+	struct batch_item items[];
+};
+struct batch *batch_new(struct ns_map *map, uint32_t n);
+/** batch_add() - NULL: it cannot be published */
+struct batch_item *batch_add(struct batch *batch, const struct room *room, const struct kvp_key *key,
+	const struct kvp_key *parent, uint32_t used_tokens, uint64_t used_bytes);
+/** batch_send() - Return: 0; -KVP_E...: not sent */
+int batch_send(struct batch *batch);
+/** batch_settle() - with the answer there: results, spots; rooms used up are ended */
+void batch_settle(struct batch *batch, int status);
+void batch_free(struct batch *batch);
+
+/* ---- key.c ---- */
+
+void key_block(const uint8_t secret[32], const struct kvp_key *parent, const uint32_t *tokens, uint32_t n,
+	const void *extra, uint32_t n_extra, struct kvp_key *key);
+const uint8_t *ns_secret(const struct kvp_ns *ns);
+
+#endif

@@ -1,0 +1,346 @@
+/*
+ * self.c - what belongs to the process and its threads: error texts, counts, handles, fork
+ *
+ * Owns the list of clients, a struct self for each thread that called us, and the table of holds.  All of it is
+ * bookkeeping: nothing of one client is seen by another.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CHUNK_HOLDS 4096u
+#define CHUNKS_MAX 16384u
+#define SPARE_HOLDS 64u
+
+/* Counts of one thread for one client: written by that thread only, so without locked instructions. */
+struct part {
+	struct part *thread_next;
+	struct part *client_next;
+	struct kvp_client *client; /* NULL: closed */
+	uint64_t client_serial;
+	_Atomic uint64_t counts[N_COUNTS];
+};
+
+struct self {
+	struct part *parts;
+	uint32_t n_spare;
+	uint32_t spare[SPARE_HOLDS]; /* holds free for this thread */
+	char error[512];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_key_t self_key;
+static bool self_key_made;
+static __thread struct self *self_mine __attribute__((tls_model("initial-exec")));
+static struct kvp_client *clients;
+static uint64_t next_serial = 1;
+
+static _Atomic(struct hold *) hold_chunks[CHUNKS_MAX];
+static uint32_t n_holds; /* ever made */
+static uint32_t *free_holds;
+static uint32_t n_free_holds, free_holds_room;
+
+/* ---- threads ---- */
+
+static void holds_give_back(struct self *self, uint32_t n)
+{
+	if (n_free_holds + n > free_holds_room) {
+		uint32_t room = free_holds_room ? 2 * free_holds_room : 1024;
+		uint32_t *more = realloc(free_holds, room * sizeof(*more));
+
+		if (!more)
+			return; /* these handles are not used again */
+		free_holds = more;
+		free_holds_room = room;
+	}
+	for (; n; n--)
+		free_holds[n_free_holds++] = self->spare[--self->n_spare];
+}
+
+static void self_end(void *arg)
+{
+	struct self *self = arg;
+
+	pthread_mutex_lock(&lock);
+	while (self->parts) {
+		struct part *part = self->parts;
+
+		self->parts = part->thread_next;
+		if (part->client) {
+			struct part **at = &part->client->parts;
+
+			for (unsigned i = 0; i < N_COUNTS; i++)
+				atomic_fetch_add(&part->client->gone_counts[i], atomic_load(&part->counts[i]));
+			while (*at != part)
+				at = &(*at)->client_next;
+			*at = part->client_next;
+		}
+		free(part);
+	}
+	holds_give_back(self, self->n_spare);
+	pthread_mutex_unlock(&lock);
+	if (self_mine == self)
+		self_mine = NULL;
+	free(self);
+}
+
+static struct self *self_get(void)
+{
+	struct self *self = self_mine;
+
+	if (self)
+		return self;
+	self = calloc(1, sizeof(*self));
+	if (!self)
+		return NULL;
+	if (self_key_made && pthread_setspecific(self_key, self) != 0) {
+		free(self);
+		return NULL;
+	}
+	self_mine = self;
+	return self;
+}
+
+int fail(int r, const char *format, ...)
+{
+	struct self *self = self_get();
+	va_list args;
+
+	if (!self)
+		return r;
+	va_start(args, format);
+	vsnprintf(self->error, sizeof(self->error), format, args);
+	va_end(args);
+	return r;
+}
+
+const char *self_error(void)
+{
+	return self_mine ? self_mine->error : "";
+}
+
+uint64_t now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
+/* ---- counts ---- */
+
+static struct part *part_new(struct self *self, struct kvp_client *client)
+{
+	struct part *part = calloc(1, sizeof(*part)), **at = &self->parts;
+
+	if (!part)
+		return NULL;
+	pthread_mutex_lock(&lock);
+	while (*at) { /* those of closed clients go */
+		struct part *old = *at;
+
+		if (old->client) {
+			at = &old->thread_next;
+			continue;
+		}
+		*at = old->thread_next;
+		free(old);
+	}
+	part->client = client;
+	part->client_serial = client->serial;
+	part->client_next = client->parts;
+	client->parts = part;
+	part->thread_next = self->parts;
+	self->parts = part;
+	pthread_mutex_unlock(&lock);
+	return part;
+}
+
+void count_add(struct kvp_client *client, enum count which, uint64_t n)
+{
+	struct self *self = self_get();
+	struct part *part = self ? self->parts : NULL;
+
+	while (part && part->client_serial != client->serial)
+		part = part->thread_next;
+	if (!part && self)
+		part = part_new(self, client);
+	if (!part) {
+		atomic_fetch_add_explicit(&client->gone_counts[which], n, memory_order_relaxed);
+		return;
+	}
+	atomic_store_explicit(&part->counts[which],
+		atomic_load_explicit(&part->counts[which], memory_order_relaxed) + n, memory_order_relaxed);
+}
+
+void count_sum(struct kvp_client *client, uint64_t sums[N_COUNTS])
+{
+	pthread_mutex_lock(&lock);
+	for (unsigned i = 0; i < N_COUNTS; i++) {
+		sums[i] = atomic_load_explicit(&client->gone_counts[i], memory_order_relaxed);
+		for (const struct part *part = client->parts; part; part = part->client_next)
+			sums[i] += atomic_load_explicit(&part->counts[i], memory_order_relaxed);
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+/* ---- clients and fork ---- */
+
+static void before_fork(void)
+{
+	pthread_mutex_lock(&lock);
+}
+
+static void after_fork_parent(void)
+{
+	pthread_mutex_unlock(&lock);
+}
+
+/* The child's handles are dead, and its copy of the socket goes at once: kept open it would hide the parent's end. */
+static void after_fork_child(void)
+{
+	for (struct kvp_client *client = clients; client; client = client->registry_next) {
+		atomic_store(&client->dead, true);
+		atomic_store(&client->state, KVP_DETACHED);
+		if (client->fd >= 0)
+			close(client->fd);
+		client->fd = -1;
+	}
+	clients = NULL;
+	pthread_mutex_unlock(&lock);
+}
+
+static void process_start(void)
+{
+	self_key_made = pthread_key_create(&self_key, self_end) == 0;
+	pthread_atfork(before_fork, after_fork_parent, after_fork_child);
+}
+
+int registry_add(struct kvp_client *client)
+{
+	pthread_once(&once, process_start);
+	pthread_mutex_lock(&lock);
+	client->serial = next_serial++;
+	client->registry_next = clients;
+	clients = client;
+	pthread_mutex_unlock(&lock);
+	return 0;
+}
+
+void registry_remove(struct kvp_client *client)
+{
+	pthread_mutex_lock(&lock);
+	for (struct kvp_client **at = &clients; *at; at = &(*at)->registry_next)
+		if (*at == client) {
+			*at = client->registry_next;
+			break;
+		}
+	while (client->parts) { /* freed by their threads */
+		client->parts->client = NULL;
+		client->parts = client->parts->client_next;
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+void registry_lock(void)
+{
+	pthread_mutex_lock(&lock);
+}
+
+void registry_unlock(void)
+{
+	pthread_mutex_unlock(&lock);
+}
+
+/* ---- holds ---- */
+
+static struct hold *hold_at(uint32_t index)
+{
+	struct hold *chunk = index / CHUNK_HOLDS < CHUNKS_MAX
+				     ? atomic_load_explicit(&hold_chunks[index / CHUNK_HOLDS], memory_order_acquire)
+				     : NULL;
+
+	return chunk ? &chunk[index % CHUNK_HOLDS] : NULL;
+}
+
+static bool holds_make(void)
+{
+	struct hold *chunk = n_holds / CHUNK_HOLDS < CHUNKS_MAX ? calloc(CHUNK_HOLDS, sizeof(*chunk)) : NULL;
+
+	if (!chunk)
+		return false;
+	atomic_store_explicit(&hold_chunks[n_holds / CHUNK_HOLDS], chunk, memory_order_release);
+	n_holds += CHUNK_HOLDS;
+	return true;
+}
+
+static void holds_refill(struct self *self)
+{
+	static uint32_t next; /* not yet used once */
+
+	pthread_mutex_lock(&lock);
+	while (self->n_spare < SPARE_HOLDS / 2) {
+		if (n_free_holds)
+			self->spare[self->n_spare++] = free_holds[--n_free_holds];
+		else if (next < n_holds || holds_make())
+			self->spare[self->n_spare++] = next++;
+		else
+			break;
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+uint64_t hold_new(enum hold_kind kind, void *owner, uint64_t slot, uint64_t generation)
+{
+	struct self *self = self_get();
+	struct hold *hold;
+	uint32_t index;
+
+	if (self && !self->n_spare)
+		holds_refill(self);
+	if (!self || !self->n_spare)
+		return 0;
+	index = self->spare[--self->n_spare];
+	hold = hold_at(index);
+	hold->kind = kind;
+	hold->owner = owner;
+	hold->slot = slot;
+	hold->generation = generation;
+	return (uint64_t)(atomic_load_explicit(&hold->serial, memory_order_relaxed) | 1) << 32 | index;
+}
+
+/* Serials in holds are even and grow by 2 at each end; handles carry them with bit 0 set, so no handle is 0. */
+struct hold *hold_get(uint64_t handle)
+{
+	struct hold *hold = hold_at((uint32_t)handle);
+
+	if (!hold || (uint64_t)atomic_load_explicit(&hold->serial, memory_order_relaxed) + 1 != handle >> 32)
+		return NULL;
+	return hold->kind == HOLD_NONE ? NULL : hold;
+}
+
+void hold_end(uint64_t handle)
+{
+	struct hold *hold = hold_get(handle);
+	struct self *self = self_get();
+
+	hold->kind = HOLD_NONE;
+	atomic_store_explicit(
+		&hold->serial, atomic_load_explicit(&hold->serial, memory_order_relaxed) + 2, memory_order_relaxed);
+	if (!self)
+		return;
+	if (self->n_spare == SPARE_HOLDS) {
+		pthread_mutex_lock(&lock);
+		holds_give_back(self, SPARE_HOLDS / 2);
+		pthread_mutex_unlock(&lock);
+	}
+	if (self->n_spare < SPARE_HOLDS) /* else out of memory: the handle is not used again */
+		self->spare[self->n_spare++] = (uint32_t)handle;
+}
