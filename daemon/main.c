@@ -53,8 +53,13 @@ static void beat_ring(struct loop_timer *timer)
 {
 	struct beat *beat = timer->owner;
 	struct daemon *d = beat->d;
-	uint64_t now = loop_now();
+	uint64_t now = loop_now(), late_us = beat->timer.deadline_ns && now > beat->timer.deadline_ns
+						     ? (now - beat->timer.deadline_ns) / 1000
+						     : 0;
 
+	/* a beat comes as late as the turn before it was long */
+	if (late_us > atomic_load_explicit(&d->pool.stats->counters.loop_max_us, memory_order_relaxed))
+		gauge_set(&d->pool.stats->counters.loop_max_us, late_us);
 	atomic_store_explicit(&d->pool.header->tick, (uint32_t)(now / BEAT_NS), memory_order_relaxed);
 	atomic_store_explicit(&d->pool.header->heartbeat_ns, now, memory_order_relaxed);
 	gauge_set(&d->pool.stats->counters.meta_bytes, d->pool.meta_bytes);
@@ -258,6 +263,7 @@ static int daemon_serve(struct daemon *d, int argc, char **argv)
 		beat.timer.owner = &beat;
 		d->beat = &beat.timer;
 		d->served = true;
+		gauge_set(&d->pool.stats->counters.loop_max_us, 0);
 		atomic_store(&d->pool.header->state, KVP_DAEMON_SERVING);
 		beat_ring(&beat.timer);
 		log_info("serving pool %s on %s: %" PRIu64

@@ -38,6 +38,7 @@ struct entry {
 	uint32_t used_tokens;
 	uint32_t stamp; /* tick of the last use known here; pin tables may know a later one */
 	uint32_t heap_index; /* policy.c's; 0: not a candidate */
+	uint32_t order; /* policy.c's: among those of one tick, who came first */
 	uint32_t
 		hold_until; /* tick: not evicted before; 0: no hold.  For blocks a reply has named, until they are pinned */
 	uint8_t io; /* enum entry_io */
@@ -61,6 +62,7 @@ struct member {
 struct policy_heap {
 	struct entry **at; /* from 1 */
 	uint32_t n, room;
+	uint32_t next_order;
 };
 
 struct job;

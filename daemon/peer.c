@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +15,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <systemd/sd-daemon.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "block.h"
@@ -51,6 +53,8 @@ struct peer_out {
 
 #define RETRY_NS 5000000ull /* an answer that waits for something the socket does not tell */
 #define UID_SPARE_PEERS 16 /* connections of a uid beside those of its sessions: resumes, pings */
+#define PROBE_MS 100
+#define PROBES 20
 #define LISTENERS_MAX (CONFIG_LISTEN_MAX + 10)
 
 static char peer_packet[KVP_WIRE_MAX]; /* the message being worked on; one thread */
@@ -910,12 +914,38 @@ static void listener_ready(struct loop_source *source, uint32_t events)
 	}
 }
 
+/* Does somebody answer there?  A connection alone proves nothing: the ring of a killed daemon keeps its socket open for
+   some milliseconds after the process is gone, or for as long as a disk makes its I/O hang.
+   Return: 1; 0: nobody listens; -EAGAIN: somebody listens and says nothing; *pid: who. */
+static int listener_probe(const char *path, pid_t *pid)
+{
+	const struct kvp_msg ping = {.magic = KVP_WIRE_MAGIC, .type = KVP_MSG_PING, .bytes = sizeof(ping), .id = 1};
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct pollfd answer = {.events = POLLIN};
+	struct ucred listens = {.pid = 0};
+	socklen_t n = sizeof(listens);
+	char reply[256];
+	int r = -EAGAIN;
+
+	strcpy(address.sun_path, path);
+	answer.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (connect(answer.fd, (struct sockaddr *)&address, sizeof(address)) < 0)
+		r = errno == EAGAIN ? -EAGAIN : 0;
+	else if (send(answer.fd, &ping, sizeof(ping), MSG_NOSIGNAL) == (ssize_t)sizeof(ping) &&
+		 poll(&answer, 1, PROBE_MS) > 0 && recv(answer.fd, reply, sizeof(reply), MSG_DONTWAIT) > 0)
+		r = 1;
+	getsockopt(answer.fd, SOL_SOCKET, SO_PEERCRED, &listens, &n);
+	*pid = listens.pid;
+	close(answer.fd);
+	return r;
+}
+
 /* Is the path a socket that nobody serves any more? Then it may go. */
 static int listener_clear_path(const char *path, char message[256])
 {
-	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	struct stat st;
-	int fd, r;
+	pid_t pid = 0;
+	int r;
 
 	if (lstat(path, &st) < 0)
 		return 0;
@@ -923,16 +953,17 @@ static int listener_clear_path(const char *path, char message[256])
 		snprintf(message, 256, "%s exists and is not a socket: remove it, or choose another --socket", path);
 		return -EEXIST;
 	}
-	strcpy(address.sun_path, path);
-	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	r = connect(fd, (struct sockaddr *)&address, sizeof(address));
-	r = r < 0 ? -errno : 0;
-	close(fd);
-	if (r == 0 || r == -EAGAIN) {
+	for (unsigned tries = 0; (r = listener_probe(path, &pid)) == -EAGAIN && tries < PROBES; tries++)
+		nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+	if (r == 1 || (r < 0 && !pool_process_is_gone(pid))) {
 		snprintf(message, 256,
-			"%s is served by another daemon (of another pool): stop it, or choose another --socket", path);
+			"%s is served by another daemon (of another pool, pid %d): stop it, or choose another --socket",
+			path, (int)pid);
 		return -EADDRINUSE;
 	}
+	if (r < 0)
+		log_warn("%s: its last daemon (pid %d) is gone, its ring still holds the socket; taking the path over",
+			path, (int)pid);
 	unlink(path);
 	return 0;
 }

@@ -1,11 +1,14 @@
-/* policy.c - see policy.h: a binary heap, oldest stamp first; ticks wrap, so they are compared by difference */
+/*
+ * policy.c - see policy.h: a binary heap, oldest stamp first, and of one tick (hundreds of blocks may be published in one)
+ * who was put in order first.  Both wrap, so they are compared by difference.
+ */
 #include "policy.h"
 
 #include <stdlib.h>
 
 static bool policy_before(const struct entry *a, const struct entry *b)
 {
-	return (int32_t)(a->stamp - b->stamp) < 0;
+	return a->stamp != b->stamp ? (int32_t)(a->stamp - b->stamp) < 0 : (int32_t)(a->order - b->order) < 0;
 }
 
 static void policy_put(struct policy_heap *heap, uint32_t i, struct entry *e)
@@ -48,6 +51,7 @@ bool policy_add(struct ns *ns, struct entry *e)
 		heap->at = at;
 		heap->room = room;
 	}
+	e->order = heap->next_order++;
 	policy_up(heap, ++heap->n, e);
 	return true;
 }
@@ -72,6 +76,7 @@ void policy_touch(struct ns *ns, struct entry *e)
 {
 	if (!e->heap_index)
 		return;
+	e->order = ns->heap.next_order++;
 	policy_up(&ns->heap, e->heap_index, e);
 	policy_down(&ns->heap, e->heap_index, e);
 }

@@ -24,8 +24,7 @@
 #define POOL_FILE_BYTES 64 /* "<uuid> <pid>\n", padded with spaces */
 #define DYING_WAIT_MS 10000
 
-/* Is the process that holds the lock on its way out?  A number of another pid namespace reads as "no". */
-static bool process_is_dying(pid_t pid)
+bool pool_process_is_gone(pid_t pid)
 {
 	char path[64], text[4096];
 	const char *pending;
@@ -95,7 +94,7 @@ static int pool_lock(struct pool *pool, const char *name, char message[256])
 		pid_t pid = pool_file_pid(fd, uuid_text);
 
 		close(fd);
-		if (!process_is_dying(pid) || loop_now() > deadline) {
+		if (!pool_process_is_gone(pid) || loop_now() > deadline) {
 			snprintf(message, 256,
 				"pool %s is served by another kvpoold (pid %d holds %s): stop it, or choose another --name",
 				name, (int)pid, pool->file_path);

@@ -39,6 +39,9 @@ struct pool {
  */
 int pool_open(struct pool *pool, const struct config *config, char message[256]);
 
+/** pool_process_is_gone() - dead, or on its way out.  A number of another pid namespace reads as gone. */
+bool pool_process_is_gone(pid_t pid);
+
 /** pool_close() - unmap; the objects stay for the next daemon. */
 void pool_close(struct pool *pool);
 

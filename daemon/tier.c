@@ -88,6 +88,7 @@ struct tier {
 	struct job jobs; /* head of the list of all */
 	struct job *drain;
 	bool was_down;
+	struct spill_stats told; /* what of the store's numbers is in the counters already */
 	uint64_t reading_bytes; /* being read, or queued for it */
 	uint64_t read_event_ns; /* last time a read ended, or the first of many began */
 	double read_ns_per_byte; /* how fast they come, all together; 0: not known yet */
@@ -1259,7 +1260,7 @@ void tier_stop(struct daemon *d)
 void tier_stats(struct daemon *d)
 {
 	struct kvp_counters *c = &d->pool.stats->counters;
-	struct spill_stats s;
+	struct spill_stats s, *told = &d->tier->told;
 
 	if (!d->tier->spill) {
 		gauge_set(&c->spill_state, SPILL_OFF);
@@ -1273,14 +1274,15 @@ void tier_stats(struct daemon *d)
 	gauge_set(&c->spill_capacity_bytes, s.capacity);
 	gauge_set(&c->spill_used_bytes, s.used_bytes);
 	gauge_set(&c->spill_live_bytes, s.live_bytes);
-	gauge_set(&c->spill_writes, s.writes);
-	gauge_set(&c->spill_write_bytes, s.write_bytes);
-	gauge_set(&c->spill_reads, s.reads);
-	gauge_set(&c->spill_read_bytes, s.read_bytes);
-	gauge_set(&c->spill_write_errors, s.write_errors);
-	gauge_set(&c->spill_read_errors, s.read_errors);
-	gauge_set(&c->spill_damaged, s.damaged);
-	gauge_set(&c->spill_reclaimed, s.reclaimed);
+	gauge_add(&c->spill_writes, (int64_t)(s.writes - told->writes));
+	gauge_add(&c->spill_write_bytes, (int64_t)(s.write_bytes - told->write_bytes));
+	gauge_add(&c->spill_reads, (int64_t)(s.reads - told->reads));
+	gauge_add(&c->spill_read_bytes, (int64_t)(s.read_bytes - told->read_bytes));
+	gauge_add(&c->spill_write_errors, (int64_t)(s.write_errors - told->write_errors));
+	gauge_add(&c->spill_read_errors, (int64_t)(s.read_errors - told->read_errors));
+	gauge_add(&c->spill_damaged, (int64_t)(s.damaged - told->damaged));
+	gauge_add(&c->spill_reclaimed, (int64_t)(s.reclaimed - told->reclaimed));
+	*told = s; /* counters go on over daemon restarts, the store's own begin at 0 */
 	gauge_set(&c->spill_last_errno, (uint64_t)s.last_errno);
 	gauge_set(&c->spill_in_flight, s.in_flight);
 	snprintf(d->pool.stats->spill_message, sizeof(d->pool.stats->spill_message), "%s", s.message);
