@@ -10,7 +10,7 @@
 /* The exit codes of kvctl(1). */
 enum kvctl_exit {
 	KVCTL_DONE = 0,
-	KVCTL_FAILED = 1, /* it could not be done; check: invariants are violated */
+	KVCTL_FAILED = 1, /* it could not be done; check: invariants are violated; bench: a target was missed */
 	KVCTL_USAGE = 2,
 	KVCTL_DOWN = 3, /* the daemon does not serve; what its memory shows was printed all the same */
 	KVCTL_NO_POOL = 4, /* no pool found, or one that may not or cannot be read */
@@ -35,5 +35,6 @@ int purge_command(int argc, char **argv);
 int drain_command(int argc, char **argv);
 int evict_command(int argc, char **argv);
 int plan_command(int argc, char **argv);
+int bench_command(int argc, char **argv);
 
 #endif

@@ -60,9 +60,11 @@ static void print_memory(const struct snapshot *snapshot, const struct totals *t
 		quantity_bytes(b, totals->transit_bytes), quantity_bytes(d, totals->evictable_bytes));
 	printf("       %" PRIu64 " slabs, %s allocated, %s in no namespace", (uint64_t)C(c->slabs),
 		quantity_bytes(a, C(c->slab_bytes_allocated)), quantity_bytes(b, C(c->slab_bytes_free)));
-	if (C(c->slab_bytes_staging))
-		printf(", %s staging", quantity_bytes(a, C(c->slab_bytes_staging)));
 	printf("; bookkeeping %s\n", quantity_bytes(a, C(c->meta_bytes)));
+	if (C(c->slab_bytes_staging) || C(c->slab_bytes_leaving) || C(c->slabs_condemned))
+		printf("       staging %s, leaving %s; %" PRIu64 " slabs condemned\n",
+			quantity_bytes(a, C(c->slab_bytes_staging)), quantity_bytes(b, C(c->slab_bytes_leaving)),
+			(uint64_t)C(c->slabs_condemned));
 	text_clean(message, sizeof(message), snapshot->head.numa_message, sizeof(snapshot->head.numa_message));
 	if (message[0])
 		printf("       placement: %s\n", message);

@@ -1,0 +1,70 @@
+/*
+ * bench.h - kvctl bench: rows of measurements, each beside a yardstick taken in the same run
+ *
+ * The machine may be busy: what is compared is measured in turns, slice by slice, and medians are told.  First passes,
+ * where pages are touched for the first time, are never mixed with the others.
+ */
+#ifndef KVCTL_BENCH_H
+#define KVCTL_BENCH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kvpool.h"
+
+#define BENCH_ROWS_MAX 64
+#define BENCH_PROCESSES_MAX 8
+#define BENCH_NO_TARGET 0.0
+#define BENCH_ZERO (-1.0) /* the value itself must be 0 */
+
+struct bench_row {
+	char name[96];
+	double value;
+	const char *unit;
+	char yardstick[64]; /* "": none */
+	double yardstick_value;
+	double limit; /* the most value / yardstick_value may be; BENCH_NO_TARGET, BENCH_ZERO */
+};
+
+struct bench {
+	char socket[KVP_SOCKET_MAX];
+	char spill_dir[256]; /* of the daemon, ""; for the yardstick of the disk */
+	uint64_t pool_bytes;
+	bool json;
+	unsigned n_rows;
+	struct bench_row rows[BENCH_ROWS_MAX];
+};
+
+/** bench_row() - add a row. @yardstick NULL: none. */
+void bench_row(struct bench *bench, const char *unit, double value, const char *yardstick, double yardstick_value,
+	double limit, const char *name_format, ...) __attribute__((format(printf, 7, 8)));
+/** bench_say() - one line for a person, on stderr: what is under way, what is left out and why */
+void bench_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Return: 0; KVCTL_FAILED, KVCTL_DOWN (said). */
+int bench_pin(struct bench *bench);
+int bench_publish(struct bench *bench);
+int bench_share(struct bench *bench);
+int bench_spill(struct bench *bench);
+int bench_attn(struct bench *bench);
+
+/* A daemon of our own, for --self. */
+struct bench_daemon {
+	int pid;
+	char dir[64]; /* socket, log and spill store */
+	char socket[96];
+	char name[32];
+};
+/** bench_daemon_start() - @spill_bytes 0: no store. Return: 0; KVCTL_FAILED (said). */
+int bench_daemon_start(struct bench_daemon *daemon, uint64_t pool_bytes, uint64_t spill_bytes);
+/** bench_daemon_stop() - end it and remove all it had: memory, store, directory */
+void bench_daemon_stop(struct bench_daemon *daemon);
+
+/**
+ * bench_peer() - what LMDB, memcached or Redis take, by kvbench-peers beside this program
+ * Return: nanoseconds a block; < 0: left out (said why).
+ */
+double bench_peer(const char *what, const char *peer, uint64_t n_blocks, uint64_t block_bytes, unsigned n_processes);
+
+#endif

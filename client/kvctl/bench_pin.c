@@ -1,0 +1,261 @@
+/*
+ * bench_pin.c - kvctl bench pin: lookup + pin + unpin of a block, beside a bare probe of the same index and LMDB's get
+ *
+ * The bare probe reads the namespace's own index and descriptors through a mapping of its own, compares the key, pins
+ * nothing.  Both go through the same keys in the same random order, slice by slice in turns, and LMDB through such an
+ * order too.  None of them waits for anything, so CPU time is told: it is the time on a quiet machine.
+ */
+#define _GNU_SOURCE 1
+#include <errno.h>
+#include <inttypes.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include "bench.h"
+#include "kvctl.h"
+#include "load.h"
+#include "pool.h"
+
+#define BLOCK_BYTES 64
+#define STRIDE 4096 /* what such a block takes */
+#define SLICES 15
+#define SLICE_OPS (200000 / RUN * RUN)
+#define TRAPPED_OPS 10000u
+#define RUN 32 /* keys of one call, as of a prompt's blocks */
+
+enum {
+	PIN_NS, /* one key a call */
+	RUN_NS, /* RUN keys a call */
+	BARE_NS,
+	FIRST_NS,
+	SYSCALLS,
+	N_RESULTS,
+};
+
+struct pin_job {
+	const struct bench *bench;
+	uint64_t n_blocks;
+	char ns_name[32];
+};
+
+/* ---- no system call: in this thread each one is trapped and counted ---- */
+
+static _Atomic unsigned n_trapped;
+
+static void on_trap(int signal, siginfo_t *info, void *context)
+{
+	ucontext_t *uc = context;
+
+	(void)signal;
+	(void)info;
+	atomic_fetch_add_explicit(&n_trapped, 1, memory_order_relaxed);
+#ifdef __x86_64__
+	uc->uc_mcontext.gregs[REG_RAX] = -ENOSYS;
+#else
+	(void)uc;
+#endif
+}
+
+static bool trap_system_calls(void)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_rt_sigreturn, 1, 0),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
+	};
+	struct sock_fprog program = {.len = sizeof(filter) / sizeof(filter[0]), .filter = filter};
+	struct sigaction action = {.sa_sigaction = on_trap, .sa_flags = SA_SIGINFO};
+
+	return sigaction(SIGSYS, &action, NULL) == 0 && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+	       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+/* ---- the loops ---- */
+
+struct walk {
+	const struct kvp_key *keys;
+	uint64_t n, at;
+};
+
+/* The next @n keys, which lie side by side; the last few before the end are passed over. */
+static const struct kvp_key *walk_next(struct walk *walk, uint64_t n)
+{
+	const struct kvp_key *keys;
+
+	if (walk->at + n > walk->n)
+		walk->at = 0;
+	keys = &walk->keys[walk->at];
+	walk->at += n;
+	return keys;
+}
+
+/* Return: blocks that were not found. */
+static uint64_t pin_ops(struct load *load, struct walk *walk, uint64_t ops, uint32_t run, uint64_t deadline_ns)
+{
+	uint64_t missed = 0;
+
+	for (uint64_t n = 0; n < ops; n += run) {
+		struct kvp_view views[RUN];
+
+		missed += run - (uint64_t)kvp_acquire(load->ns, walk_next(walk, run), run, 0, deadline_ns, views);
+		kvp_release(views, run);
+	}
+	return missed;
+}
+
+/* Return: ns a block; < 0: a miss. */
+static double pin_slice(struct load *load, struct walk *walk, uint64_t ops, uint32_t run, uint64_t deadline_ns)
+{
+	uint64_t start = load_cpu_ns(), missed = pin_ops(load, walk, ops, run, deadline_ns);
+
+	return missed ? -1 : (double)(load_cpu_ns() - start) / (double)ops;
+}
+
+static double bare_slice(const struct load_index *index, struct walk *walk, uint64_t ops)
+{
+	uint64_t start = load_cpu_ns(), hits = 0;
+
+	for (uint64_t i = 0; i < ops; i++)
+		hits += load_index_probe(index, walk_next(walk, 1)) != UINT64_MAX;
+	return hits == ops ? (double)(load_cpu_ns() - start) / (double)ops : -1;
+}
+
+static int pin_measure(struct load *load, const struct load_index *index, struct walk *walk, double *results)
+{
+	double pins[SLICES], runs[SLICES], bares[SLICES];
+	struct walk other = *walk;
+
+	/* first passes: slabs are mapped, pages touched */
+	results[FIRST_NS] = pin_slice(load, walk, walk->n, 1, kvp_deadline_ms(60000));
+	if (results[FIRST_NS] < 0 || bare_slice(index, &other, walk->n) < 0)
+		return -1;
+	for (unsigned i = 0; i < SLICES; i++) {
+		bares[i] = bare_slice(index, &other, SLICE_OPS);
+		pins[i] = pin_slice(load, walk, SLICE_OPS, 1, 0);
+		runs[i] = pin_slice(load, walk, SLICE_OPS, RUN, 0);
+		if (pins[i] < 0 || runs[i] < 0 || bares[i] < 0)
+			return -1;
+	}
+	results[PIN_NS] = load_median(pins, SLICES);
+	results[RUN_NS] = load_median(runs, SLICES);
+	results[BARE_NS] = load_median(bares, SLICES);
+	return 0;
+}
+
+static int pin_body(void *owner, unsigned process, double *results)
+{
+	const struct pin_job *job = owner;
+	struct load_index index;
+	struct load load;
+	struct walk walk = {.n = job->n_blocks};
+	int r = load_open(&load, job->bench->socket, job->ns_name, BLOCK_BYTES, KVP_STOCK_NONE);
+
+	if (r || load_index_open(&index, job->bench->socket, load.ns))
+		return r ? r : KVCTL_FAILED;
+	walk.keys = load_keys_shuffled(job->n_blocks, process + 1);
+	if (!walk.keys || pin_measure(&load, &index, &walk, results) < 0) {
+		complain("bench: a published block was not found: was it evicted? use a pool of its own, or --self");
+		return KVCTL_FAILED;
+	}
+	results[SYSCALLS] = -1;
+	if (trap_system_calls()) {
+		/* nothing else may be called from here on but the end */
+		pin_ops(&load, &walk, TRAPPED_OPS, 1, 0);
+		results[SYSCALLS] = atomic_load(&n_trapped);
+	}
+	_exit(0); /* to close the client needs system calls: its session ends with this process */
+}
+
+static double mean_of(const double *results, unsigned n_processes, unsigned which)
+{
+	double sum = 0;
+
+	for (unsigned i = 0; i < n_processes; i++)
+		sum += results[i * N_RESULTS + which];
+	return sum / n_processes;
+}
+
+static int pin_fill(void *owner, unsigned process, double *results)
+{
+	const struct pin_job *job = owner;
+	struct load load;
+	int r = load_open(&load, job->bench->socket, job->ns_name, BLOCK_BYTES, 256);
+
+	(void)process;
+	(void)results;
+	if (!r)
+		r = load_publish(&load, 0, job->n_blocks, BLOCK_BYTES, false);
+	load_close(&load);
+	return r;
+}
+
+static int pin_rows(struct bench *bench, struct pin_job *job, unsigned n_processes)
+{
+	double *results = load_results(BENCH_PROCESSES_MAX * N_RESULTS), bare, lmdb;
+	const char *many = n_processes > 1 ? "es" : "";
+	int r;
+
+	if (!results)
+		return KVCTL_FAILED;
+	bench_say("pin: %" PRIu64 " blocks, %u process%s ...", job->n_blocks, n_processes, many);
+	r = load_processes(n_processes, pin_body, job, results, N_RESULTS);
+	if (r)
+		return r;
+	bare = mean_of(results, n_processes, BARE_NS);
+	lmdb = bench_peer("lookup", "lmdb", job->n_blocks, BLOCK_BYTES, n_processes);
+	for (unsigned i = 0; i < 2; i++) {
+		double pin = mean_of(results, n_processes, i ? RUN_NS : PIN_NS);
+		char name[80];
+
+		snprintf(name, sizeof(name), "lookup+pin+unpin, %" PRIu64 " blocks, %u process%s, %u a call",
+			job->n_blocks, n_processes, many, i ? RUN : 1);
+		bench_row(bench, "ns", pin, "bare probe", bare, 2.0, "%s", name);
+		if (lmdb > 0)
+			bench_row(bench, "ns", pin, "LMDB get", lmdb, 0.5, "%s", name);
+	}
+	if (n_processes == 1) {
+		bench_row(bench, "ns", mean_of(results, 1, FIRST_NS), NULL, 0, BENCH_NO_TARGET,
+			"the first pass (mapping, first touch), %" PRIu64 " blocks", job->n_blocks);
+		if (results[SYSCALLS] >= 0)
+			bench_row(bench, "calls", results[SYSCALLS], NULL, 0, BENCH_ZERO,
+				"system calls in %u lookup+pin+unpin, %" PRIu64 " blocks", TRAPPED_OPS, job->n_blocks);
+		else
+			bench_say("system calls are not counted: seccomp is refused here");
+	}
+	return 0;
+}
+
+int bench_pin(struct bench *bench)
+{
+	uint64_t most = bench->pool_bytes / STRIDE / 10 * 9;
+	uint64_t counts[] = {1000, most < 1000000 ? most : 1000000};
+
+	if (counts[1] < 1000000)
+		bench_say("the pool has room for %" PRIu64 " blocks only, not for a million", counts[1]);
+	for (unsigned i = 0; i < 2; i++) {
+		struct pin_job job = {.bench = bench, .n_blocks = counts[i]};
+		int r;
+
+		snprintf(job.ns_name, sizeof(job.ns_name), "bench-pin-%" PRIu64, counts[i]);
+		bench_say("publishing %" PRIu64 " blocks ...", counts[i]);
+		r = load_processes(1, pin_fill, &job, NULL, 0);
+		for (unsigned n = 1; !r && n <= 2; n++)
+			r = pin_rows(bench, &job, n);
+		if (r)
+			return r;
+	}
+	return 0;
+}
