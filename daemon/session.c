@@ -492,7 +492,7 @@ static void session_finish(struct session *s)
 void session_end(struct session *s, const char *how)
 {
 	if (how)
-		log_info("session %016" PRIx64 " (%s, uid %u, pid %d) ends: %s", s->id, s->row->comm, (unsigned)s->uid,
+		log_warn("session %016" PRIx64 " (%s, uid %u, pid %d) ends: %s", s->id, s->row->comm, (unsigned)s->uid,
 			(int)s->row->pid, how);
 	if (!s->ending) {
 		atomic_store(&s->head->word, 0); /* first: its readers learn that their pins no longer count */

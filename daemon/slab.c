@@ -267,7 +267,7 @@ static struct slab *slab_find_spare(struct daemon *d, uint64_t bytes, uint32_t n
 
 		if (!slab || slab->use != KVP_SLAB_SPARE || (bytes && slab->bytes != bytes))
 			continue;
-		if (slab->node == node)
+		if (node == TOPOLOGY_ANY || slab->node == node)
 			return slab;
 		other = slab;
 	}
