@@ -12,7 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
-#include <hiredis.h>
+#include <hiredis/hiredis.h>
 #include <inttypes.h>
 #include <lmdb.h>
 #include <signal.h>

@@ -66,6 +66,7 @@ struct fake {
 	struct kvp_pin *pins;
 	char *out; /* of the last run */
 	char *err;
+	pid_t pid;
 };
 
 static inline uint64_t fake_now(void)
@@ -401,6 +402,7 @@ static inline int run_to(struct fake *f, int out_fd, const char *const *argv)
 		execv(kvctl_path(), (char *const *)(uintptr_t)argv);
 		_exit(127);
 	}
+	f->pid = pid;
 	assert_true(waitpid(pid, &status, 0) == pid);
 	slurp(err, f->err);
 	if (out_fd < 0)

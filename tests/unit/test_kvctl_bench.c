@@ -1,0 +1,160 @@
+/* test_kvctl_bench.c - kvctl bench --self: rows as others script against them, and nothing left behind.  No times are judged. */
+#include "test_kvctl_fixture.h"
+
+static int outputs_setup(void **state)
+{
+	struct fake *f = calloc(1, sizeof(*f));
+
+	f->out = malloc(FAKE_OUTPUT);
+	f->err = malloc(FAKE_OUTPUT);
+	*state = f;
+	return 0;
+}
+
+static int outputs_teardown(void **state)
+{
+	struct fake *f = *state;
+
+	free(f->out);
+	free(f->err);
+	free(f);
+	return 0;
+}
+
+static bool kvpoold_is_there(void)
+{
+	char path[PATH_MAX + 64], *dir;
+
+	snprintf(path, sizeof(path), "%s", kvctl_path());
+	dir = dirname(path);
+	strcat(dir, "/kvpoold");
+	return access(dir, X_OK) == 0;
+}
+
+#define need_kvpoold() \
+	do { \
+		if (!kvpoold_is_there()) { \
+			print_message("skipped: no kvpoold beside kvctl\n"); \
+			skip(); \
+		} \
+	} while (0)
+
+/* Neither its pool nor a directory of it. */
+static void assert_nothing_left(pid_t pid)
+{
+	char path[64];
+	DIR *dir;
+	struct dirent *entry;
+
+	snprintf(path, sizeof(path), "/dev/shm/kvpool.bench-%d", (int)pid);
+	assert_int_not_equal(access(path, F_OK), 0);
+	dir = opendir("/proc");
+	while ((entry = readdir(dir))) {
+		char command[512] = "";
+		int fd;
+
+		snprintf(path, sizeof(path), "/proc/%.20s/cmdline", entry->d_name);
+		fd = open(path, O_RDONLY);
+		if (fd < 0)
+			continue;
+		if (read(fd, command, sizeof(command) - 1) > 0 && !strcmp(command, "kvpoold"))
+			for (char *at = command; at < command + sizeof(command) - 1; at += strlen(at) + 1) {
+				snprintf(path, sizeof(path), "bench-%d", (int)pid);
+				assert_string_not_equal(at, path);
+			}
+		close(fd);
+	}
+	closedir(dir);
+}
+
+static void rows_have_the_form_others_script_against(void **state)
+{
+	struct fake *f = *state;
+	bool missed = false;
+	json_t *json, *row;
+	size_t i;
+	int code;
+
+	need_kvpoold();
+	code = run(f, "bench", "publish", "--self", "--json");
+	if (code > 1)
+		fail_msg("exit %d: %s", code, f->err);
+	json = parsed(f);
+	assert_true(json_is_array(json) && json_array_size(json) >= 4);
+	json_array_foreach(json, i, row)
+	{
+		json_t *ok = json_object_get(row, "ok"), *ratio = json_object_get(row, "ratio");
+
+		assert_int_equal(json_object_size(row), 7);
+		assert_true(json_is_string(json_object_get(row, "name")));
+		assert_true(json_is_real(json_object_get(row, "value")));
+		assert_true(json_is_string(json_object_get(row, "unit")));
+		assert_true(json_is_boolean(ok) || json_is_null(ok));
+		if (json_is_real(ratio))
+			assert_true(json_real_value(ratio) * json_real_value(json_object_get(row, "yardstick_value")) <=
+				    json_real_value(json_object_get(row, "value")) * 1.001);
+		missed = missed || json_is_false(ok);
+	}
+	assert_int_equal(code, missed);
+	json_decref(json);
+	assert_nothing_left(f->pid);
+}
+
+static void attention_over_the_pool_is_that_over_private_memory(void **state)
+{
+	struct fake *f = *state;
+
+	need_kvpoold();
+	if (run(f, "bench", "attn", "--self") != 0)
+		fail_msg("%s", f->err);
+	assert_says(f->out, "decode step over 32768 tokens in the pool");
+	assert_nothing_left(f->pid);
+}
+
+static void an_interrupted_run_leaves_nothing(void **state)
+{
+	struct fake *f = *state;
+	pid_t pid;
+	int status;
+
+	need_kvpoold();
+	pid = fork();
+	if (pid == 0) {
+		int null = open("/dev/null", O_RDWR);
+
+		dup2(null, 1);
+		dup2(null, 2);
+		execl(kvctl_path(), "kvctl", "bench", "publish", "--self", (char *)NULL);
+		_exit(127);
+	}
+	usleep(700000);
+	kill(pid, SIGINT);
+	assert_true(waitpid(pid, &status, 0) == pid);
+	assert_true(WIFEXITED(status));
+	assert_nothing_left(pid);
+	(void)f;
+}
+
+static void wrong_words_are_refused(void **state)
+{
+	struct fake *f = *state;
+
+	assert_int_equal(run(f, "bench"), 2);
+	assert_says(f->err, "pin, publish, share, spill, attn");
+	assert_int_equal(run(f, "bench", "speed"), 2);
+	assert_int_equal(run(f, "bench", "pin", "--socket", "/nowhere/at/all"), 4);
+}
+
+#define test(name) cmocka_unit_test_setup_teardown(name, outputs_setup, outputs_teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		test(rows_have_the_form_others_script_against),
+		test(attention_over_the_pool_is_that_over_private_memory),
+		test(an_interrupted_run_leaves_nothing),
+		test(wrong_words_are_refused),
+	};
+
+	return cmocka_run_group_tests_name("kvctl bench", tests, NULL, NULL);
+}
