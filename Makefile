@@ -99,14 +99,18 @@ define archive
 rm -f $@ && ar rcs $@ $(objects)
 endef
 
+# nodelete: its threads and fork handlers outlive a dlclose()
 $(BUILD)/libkvpool.so.$(SOVERSION): $(POOL_OBJ) $(BUILD)/obj/files
-	$(CC) -shared $(ALL_LDFLAGS) -Wl,-soname,$(@F) $(if $(SANITIZE),,-Wl,-z,defs) $(objects) $(CLIENT_LIBS) -o $@
+	$(CC) -Wl,-z,nodelete -shared $(ALL_LDFLAGS) -Wl,-soname,$(@F) $(if $(SANITIZE),,-Wl,-z,defs) $(objects) $(CLIENT_LIBS) -o $@
 $(BUILD)/libkvattn.so.$(SOVERSION): $(ATTN_OBJ) $(BUILD)/obj/files
 	$(CC) -shared $(ALL_LDFLAGS) -Wl,-soname,$(@F) $(if $(SANITIZE),,-Wl,-z,defs) $(objects) $(ATTN_LIBS) -o $@
 $(BUILD)/lib%.so: $(BUILD)/lib%.so.$(SOVERSION)
 	ln -sf $(<F) $@
+# what is hidden in the shared library is local in the static one: its inner names meet nobody else's
 $(BUILD)/libkvpool.a: $(POOL_OBJ) $(BUILD)/obj/files
-	$(archive)
+	@mkdir -p $(@D)
+	$(LD) -r $(objects) -o $(BUILD)/obj/libkvpool.o && objcopy --localize-hidden $(BUILD)/obj/libkvpool.o
+	rm -f $@ && ar rcs $@ $(BUILD)/obj/libkvpool.o
 $(BUILD)/libkvattn.a: $(ATTN_OBJ) $(BUILD)/obj/files
 	$(archive)
 # only for tests: everything of a program but its main, and what stands beside the tests
