@@ -1,5 +1,6 @@
 /* bench_self.c - what kvctl bench runs beside itself: a daemon of its own, and the helper that measures others */
 #define _GNU_SOURCE 1
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -10,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -65,6 +67,7 @@ static void daemon_exec(const struct bench_daemon *daemon, uint64_t pool_bytes, 
 	snprintf(log, sizeof(log), "%s/log", daemon->dir);
 	snprintf(pool, sizeof(pool), "%" PRIu64, pool_bytes);
 	snprintf(spill, sizeof(spill), "%s:%" PRIu64, daemon->dir, spill_bytes);
+	prctl(PR_SET_PDEATHSIG, SIGTERM); /* nobody else would end it */
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	fd = open(log, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
@@ -94,6 +97,51 @@ static bool daemon_serves(const struct bench_daemon *daemon)
 	return serves;
 }
 
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+	(void)st;
+	(void)type;
+	(void)ftw;
+	return remove(path);
+}
+
+/* The pool of an earlier run of this user that was killed before it could clean up, and its directory. */
+static void purge_leftover(const char *name)
+{
+	struct pool pool;
+	char *slash;
+
+	if (pool_find(&pool, NULL, name) || pool.uid != geteuid())
+		return;
+	bench_say("removing the pool of an earlier run that was killed: %s", name);
+	if (purge_without_daemon(NULL, name, true))
+		return;
+	slash = strrchr(pool.socket, '/');
+	if (slash)
+		*slash = 0;
+	slash = strrchr(pool.socket, '/');
+	if (slash && !strncmp(slash, "/kvbench-", strlen("/kvbench-")))
+		nftw(pool.socket, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+/* Gigabytes nobody else would give back. */
+static void purge_leftovers(void)
+{
+	DIR *dir = opendir(POOL_SHM_DIR);
+	struct dirent *entry;
+
+	while (dir && (entry = readdir(dir))) {
+		int pid = 0, end = 0;
+
+		if (sscanf(entry->d_name, "kvpool.bench-%d%n", &pid, &end) != 1 || entry->d_name[end] || pid <= 0)
+			continue;
+		if (kill(pid, 0) < 0 && errno == ESRCH)
+			purge_leftover(entry->d_name + strlen("kvpool."));
+	}
+	if (dir)
+		closedir(dir);
+}
+
 int bench_daemon_start(struct bench_daemon *daemon, uint64_t pool_bytes, uint64_t spill_bytes)
 {
 	const char *tmp = getenv("TMPDIR");
@@ -101,6 +149,7 @@ int bench_daemon_start(struct bench_daemon *daemon, uint64_t pool_bytes, uint64_
 	char log[128], why[256];
 
 	memset(daemon, 0, sizeof(*daemon));
+	purge_leftovers();
 	/* not /tmp, which may be memory: a spill store belongs on a disk */
 	snprintf(daemon->dir, sizeof(daemon->dir), "%.40s/kvbench-XXXXXX", tmp ? tmp : "/var/tmp");
 	if (!mkdtemp(daemon->dir)) {
@@ -127,14 +176,6 @@ int bench_daemon_start(struct bench_daemon *daemon, uint64_t pool_bytes, uint64_
 	complain("bench: kvpoold did not start: %s", why[0] ? why : "no word from it");
 	bench_daemon_stop(daemon);
 	return KVCTL_FAILED;
-}
-
-static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-	(void)st;
-	(void)type;
-	(void)ftw;
-	return remove(path);
 }
 
 void bench_daemon_stop(struct bench_daemon *daemon)
