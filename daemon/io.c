@@ -252,6 +252,8 @@ static int64_t io_fault(struct io_op *op, int64_t res)
 	res = FAULT_INT(names[op->kind], res);
 	if (!io_moves(op) || res <= 0)
 		return res;
+	if (op->kind == IO_WRITE && FAULT_INT("io.write.lost", 0)) /* the disk says done, and is not */
+		fallocate(op->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(op->off + op->own.moved), res);
 	most = FAULT_INT(op->kind == IO_READ ? "io.read.short" : "io.write.short", res);
 	if (most < res && op->kind == IO_READ) { /* wiped, so that luck cannot pass */
 		uint64_t at = 0;

@@ -308,6 +308,19 @@ static void damage_is_counted_told_and_then_forgotten(void **state)
 	assert_int_equal(stats_of(f).state, SPILL_UP);
 }
 
+static void a_header_damaged_under_a_running_store_is_refused(void **state)
+{
+	struct fixture *f = *state;
+	uint8_t byte = 0x77;
+
+	for (unsigned k = 0; k < 20; k++) {
+		assert_int_equal(put(f, k, 5000), 0);
+		assert_int_equal(get(f, k), 0);
+		edit(f, block_off(f, k) + 150 + 190 * k, &byte, 1, true); /* nothing of the record's own */
+		assert_int_equal(get(f, k), -EBADMSG);
+	}
+}
+
 static void a_damaged_superblock_is_moved_aside_and_a_new_store_begun(void **state)
 {
 	struct fixture *f = *state;
@@ -522,6 +535,38 @@ static void a_segment_that_can_be_had_after_a_completion_is_eagain_not_enospc(vo
 	free(memory);
 }
 
+static void a_place_of_an_earlier_use_of_a_segment_means_nothing(void **state)
+{
+	struct fixture *f = *state;
+	spill_place old;
+	uint32_t i;
+
+	assert_int_equal(put(f, 0, 500000), 0);
+	old = f->blocks[0].place;
+	for (unsigned k = 1; f->blocks[0].place; k++)
+		assert_int_equal(put(f, k, 500000), 0);
+	assert_null(segment_find(f->spill, old, &i));
+	assert_int_equal(f->spill->segments[i].n_live, 1); /* another record has its place now */
+	spill_forget(f->spill, old);
+	assert_int_equal(f->spill->segments[i].n_live, 1);
+	f->blocks[0].place = old;
+	assert_int_equal(get(f, 0), -EBADMSG);
+	assert_int_equal(f->spill->segments[i].n_live, 1);
+	assert_null(segment_find(f->spill, UINT64_MAX, &i));
+	assert_null(segment_find(f->spill, 0, &i));
+}
+
+static void a_full_segment_is_flushed(void **state)
+{
+	struct fixture *f = *state;
+
+	for (unsigned k = 0; k < 9; k++)
+		assert_int_equal(put(f, k, 500000), 0);
+	settle(f);
+	assert_false(f->spill->segments[0].dirty);
+	assert_true(f->spill->segments[1].dirty);
+}
+
 static void less_capacity_than_before_is_kept_to_at_once(void **state)
 {
 	struct fixture *f = *state;
@@ -595,15 +640,15 @@ static void of_a_key_written_twice_the_later_record_is_the_last_found(void **sta
 {
 	struct fixture *f = *state;
 
-	for (unsigned round = 0; round < 9; round++) {
+	for (unsigned round = 0; round < 40; round++) { /* round the file, so that the latest is not the last in it */
 		assert_int_equal(put_version(f, 1, 5000 + 1000 * round, round), 0);
 		for (unsigned k = 10; k < 13; k++)
 			assert_int_equal(put_version(f, k, 1000000, round), 0);
 	}
 	assert_int_equal(fixture_reopen(f), 0);
 	assert_true(f->blocks[1].n_found > 1);
-	assert_int_equal(f->blocks[1].version, 8);
-	assert_int_equal(f->blocks[1].bytes, 13000);
+	assert_int_equal(f->blocks[1].version, 39);
+	assert_int_equal(f->blocks[1].bytes, 44000);
 	assert_int_equal(get(f, 1), 0);
 	assert_int_equal(stats_of(f).live_records, 4);
 	assert_true(store_adds_up(f));
@@ -809,6 +854,7 @@ int main(void)
 		BOTH(two_records_swapped_on_disk_are_both_refused),
 		ONCE(a_flipped_bit_anywhere_is_damage_or_absence_never_wrong_bytes),
 		BOTH(damage_is_counted_told_and_then_forgotten),
+		ONCE(a_header_damaged_under_a_running_store_is_refused),
 		ONCE(a_damaged_superblock_is_moved_aside_and_a_new_store_begun),
 		ONCE(one_damaged_copy_of_the_superblock_loses_nothing),
 		BOTH(a_store_cut_short_or_emptied_opens_with_what_is_left),
@@ -818,6 +864,8 @@ int main(void)
 		ONCE(gone_may_forget_others_of_the_same_segment),
 		BOTH(a_segment_is_not_reused_while_it_is_read),
 		BOTH(a_segment_that_can_be_had_after_a_completion_is_eagain_not_enospc),
+		ONCE(a_place_of_an_earlier_use_of_a_segment_means_nothing),
+		ONCE(a_full_segment_is_flushed),
 		ONCE(less_capacity_than_before_is_kept_to_at_once),
 		ONCE(a_capacity_too_small_is_refused_with_the_number),
 		ONCE(segments_are_chosen_to_hold_the_longest_block_we_know_of),

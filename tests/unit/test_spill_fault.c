@@ -130,6 +130,9 @@ static void a_segment_set_aside_is_used_again_only_when_proved_good(void **state
 	assert_int_equal(f->spill->segments[bad].state, SEGMENT_BAD);
 	assert_int_equal(f->spill->segments[bad].backoff_ns, 2 * SPILL_SECOND);
 	assert_int_equal(stats_of(f).state, SPILL_UP); /* one bad place is no bad store */
+	fault_arm("io.write.lost=1");
+	tick_in_time(f);
+	assert_int_equal(f->spill->segments[bad].state, SEGMENT_BAD);
 	fault_arm("io.read.short=4096"); /* wipes the rest of what is read, then reads on */
 	tick_in_time(f);
 	assert_int_equal(f->spill->segments[bad].state, SEGMENT_EMPTY);
@@ -252,6 +255,22 @@ static void a_write_on_its_way_while_a_flush_fails_does_not_count(void **state)
 	}
 }
 
+static void a_flush_does_not_vouch_for_a_write_that_ended_after_it_began(void **state)
+{
+	struct fixture *f = *state;
+	int res = 1;
+
+	assert_int_equal(put(f, 0, SIZE), 0);
+	assert_int_equal(spill_flush(f->spill, flush_done, &res), 0);
+	/* as if the write had ended only now */
+	f->spill->segments[segment_of(f, 0)].dirty_serial = ++f->spill->write_serial;
+	settle(f);
+	assert_int_equal(res, 0);
+	fault_arm("io.sync=-EIO@1");
+	assert_int_equal(flush(f), -EIO);
+	assert_int_equal(f->blocks[0].n_gone, 1);
+}
+
 static void a_probe_that_hears_of_a_lost_page_drops_what_it_may_be_about(void **state)
 {
 	struct fixture *f = *state;
@@ -293,6 +312,19 @@ static void a_read_error_at_start_costs_its_segment_only(void **state)
 	for (unsigned k = 0; k < 24; k++)
 		if (f->blocks[k].place)
 			assert_int_equal(get(f, k), 0);
+}
+
+static void a_write_the_disk_only_claims_to_have_done_is_damage_when_it_is_read(void **state)
+{
+	struct fixture *f = *state;
+
+	assert_int_equal(put(f, 0, SIZE), 0);
+	fault_arm("io.write.lost=1@1");
+	assert_int_equal(put(f, 1, SIZE), 0);
+	assert_int_equal(put(f, 2, SIZE), 0);
+	assert_int_equal(get(f, 0), 0);
+	assert_int_equal(get(f, 1), -EBADMSG);
+	assert_int_equal(get(f, 2), 0);
 }
 
 static void short_and_interrupted_transfers_change_nothing(void **state)
@@ -652,9 +684,11 @@ int main(void)
 		BOTH(many_writes_failing_at_once_are_all_told),
 		BOTH(what_a_failed_flush_covered_is_gone_and_stays_gone),
 		BOTH(a_write_on_its_way_while_a_flush_fails_does_not_count),
+		ONCE(a_flush_does_not_vouch_for_a_write_that_ended_after_it_began),
 		ONCE(a_probe_that_hears_of_a_lost_page_drops_what_it_may_be_about),
 		BOTH(a_failed_read_is_an_error_and_the_record_stays),
 		ONCE(a_read_error_at_start_costs_its_segment_only),
+		BOTH(a_write_the_disk_only_claims_to_have_done_is_damage_when_it_is_read),
 		BOTH(short_and_interrupted_transfers_change_nothing),
 		ONCE(o_direct_refused_at_the_first_write_is_one_message_and_the_page_cache),
 		BOTH(o_direct_refused_while_running_loses_nothing),

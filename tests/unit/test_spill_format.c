@@ -1,0 +1,196 @@
+/* test_spill_format.c - the pages of a spill store: what they say comes back, and nothing else is believed */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "../../daemon/spill_format.h"
+
+static const uint8_t ours[16] = "this store, ours", others[16] = "another's store ";
+
+static struct spill_spot spot_of(uint64_t room)
+{
+	return (struct spill_spot){
+		.uuid = ours, .sequence = (3ull << 32) + 9, .off = (5ull << 32) + 4096, .room = room};
+}
+
+static struct spill_record record_of(uint64_t bytes)
+{
+	return (struct spill_record){
+		.ns_id = 7, .key.w = {1, 2}, .parent.w = {3, 4}, .bytes = bytes, .used_tokens = 5, .flags = 6};
+}
+
+static void sign(uint8_t *page)
+{
+	XXH64_hash_t checksum = XXH3_64bits(page, SPILL_PAGE - 8);
+
+	memcpy(page + SPILL_PAGE - 8, &checksum, 8);
+}
+
+static int decode(const uint8_t *page, struct spill_spot spot)
+{
+	struct spill_record record;
+	struct spill_hash hash;
+
+	return spill_record_decode(page, &spot, &record, &hash);
+}
+
+static void a_record_says_what_it_was_told(void **state)
+{
+	_Alignas(8) uint8_t page[SPILL_PAGE];
+	struct spill_spot spot = spot_of(1 << 20);
+	struct spill_record record = record_of(5000), found;
+	struct spill_hash hash = {.w = {11, 12}}, hash_found;
+
+	(void)state;
+	spill_record_encode(page, &spot, &record, hash);
+	assert_int_equal(spill_record_decode(page, &spot, &found, &hash_found), 0);
+	assert_memory_equal(&found, &record, sizeof(record));
+	assert_true(spill_hash_equal(hash, hash_found));
+	/* the bytes are a contract: a change here is another version */
+	assert_int_equal(
+		XXH3_64bits(page, 56), XXH3_64bits("KVPRECRD\x01\0\0\0\0\x10\0\0this store, ours"
+						   "\x09\0\0\0\x03\0\0\0\0\x10\0\0\x05\0\0\0\x07\0\0\0\0\0\0\0",
+					       56));
+}
+
+static void a_record_of_another_store_use_or_place_is_refused(void **state)
+{
+	_Alignas(8) uint8_t page[SPILL_PAGE];
+	struct spill_spot spot = spot_of(1 << 20), other;
+	struct spill_record record = record_of(5000);
+
+	(void)state;
+	spill_record_encode(page, &spot, &record, (struct spill_hash){.w = {11, 12}});
+	assert_int_equal(decode(page, spot), 0);
+	other = spot;
+	other.uuid = others;
+	assert_int_equal(decode(page, other), -EBADMSG);
+	other = spot;
+	other.sequence++;
+	assert_int_equal(decode(page, other), -EBADMSG);
+	other = spot;
+	other.off += 4096;
+	assert_int_equal(decode(page, other), -EBADMSG);
+	other = spot;
+	other.off -= 1ull << 32;
+	assert_int_equal(decode(page, other), -EBADMSG);
+}
+
+static void a_record_longer_than_the_room_it_has_is_refused(void **state)
+{
+	static const uint64_t bad[] = {0, 2 * SPILL_PAGE + 1, 3 * SPILL_PAGE, UINT64_MAX, UINT64_MAX - SPILL_PAGE};
+	_Alignas(8) uint8_t page[SPILL_PAGE];
+	struct spill_spot spot = spot_of(3 * SPILL_PAGE);
+	struct spill_record record = record_of(2 * SPILL_PAGE);
+
+	(void)state;
+	spill_record_encode(page, &spot, &record, (struct spill_hash){.w = {11, 12}});
+	assert_int_equal(decode(page, spot), 0);
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		record = record_of(bad[i]);
+		spill_record_encode(page, &spot, &record, (struct spill_hash){.w = {11, 12}});
+		assert_int_equal(decode(page, spot), -EBADMSG);
+	}
+}
+
+static void any_flipped_bit_of_a_page_is_refused(void **state)
+{
+	_Alignas(8) uint8_t page[SPILL_PAGE];
+	struct spill_spot spot = spot_of(1 << 20);
+	struct spill_record record = record_of(5000);
+
+	(void)state;
+	spill_record_encode(page, &spot, &record, (struct spill_hash){.w = {11, 12}});
+	for (unsigned bit = 0; bit < SPILL_PAGE * 8; bit++) {
+		page[bit / 8] ^= (uint8_t)(1u << bit % 8);
+		assert_int_equal(decode(page, spot), -EBADMSG);
+		page[bit / 8] ^= (uint8_t)(1u << bit % 8);
+	}
+	assert_int_equal(decode(page, spot), 0);
+}
+
+static void a_segment_of_another_store_or_place_is_refused(void **state)
+{
+	_Alignas(8) uint8_t page[SPILL_PAGE];
+	struct spill_spot spot = spot_of(1 << 20), found = spot;
+
+	(void)state;
+	spill_segment_encode(page, &spot);
+	found.sequence = 0;
+	assert_int_equal(spill_segment_decode(page, &found), 0);
+	assert_int_equal(found.sequence, spot.sequence);
+	found.off += 4096;
+	assert_int_equal(spill_segment_decode(page, &found), -EBADMSG);
+	found.off -= 4096;
+	found.uuid = others;
+	assert_int_equal(spill_segment_decode(page, &found), -EBADMSG);
+	spot.sequence = 0;
+	spill_segment_encode(page, &spot);
+	assert_int_equal(spill_segment_decode(page, &spot), -EBADMSG);
+}
+
+static void kinds_of_pages_are_not_taken_for_one_another(void **state)
+{
+	_Alignas(8) uint8_t page[SPILL_PAGE];
+	struct spill_spot spot = spot_of(1 << 20);
+	struct spill_record record = record_of(5000);
+	struct spill_super super = {.segment_bytes = 1 << 20, .start = 2};
+
+	(void)state;
+	memcpy(super.uuid, ours, sizeof(ours));
+	spill_record_encode(page, &spot, &record, (struct spill_hash){.w = {11, 12}});
+	assert_int_equal(spill_segment_decode(page, &spot), -EBADMSG);
+	assert_int_equal(spill_super_decode(page, &super), -EBADMSG);
+	spill_segment_encode(page, &spot);
+	assert_int_equal(decode(page, spot), -EBADMSG);
+	assert_int_equal(spill_super_decode(page, &super), -EBADMSG);
+	spill_super_encode(page, &super);
+	assert_int_equal(decode(page, spot), -EBADMSG);
+	assert_int_equal(spill_segment_decode(page, &spot), -EBADMSG);
+}
+
+static void a_superblock_out_of_bounds_or_of_another_version_is_refused(void **state)
+{
+	static const uint64_t bad[] = {
+		0, SPILL_SEGMENT_MIN - 4096, SPILL_SEGMENT_MIN + 512, SPILL_SEGMENT_MAX + 4096, UINT64_MAX};
+	_Alignas(8) uint8_t page[SPILL_PAGE];
+	struct spill_super super = {.capacity = 1 << 30, .segment_bytes = 1 << 20, .start = 2, .pid = 77}, found;
+
+	(void)state;
+	spill_super_encode(page, &super);
+	assert_int_equal(spill_super_decode(page, &found), 0);
+	assert_memory_equal(&found, &super, sizeof(super));
+	page[8]++; /* version */
+	sign(page);
+	assert_int_equal(spill_super_decode(page, &found), -EPROTONOSUPPORT);
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		super.segment_bytes = bad[i];
+		spill_super_encode(page, &super);
+		assert_int_equal(spill_super_decode(page, &found), -EBADMSG);
+	}
+	super.segment_bytes = 1 << 20;
+	super.start = SPILL_START_MAX;
+	spill_super_encode(page, &super);
+	assert_int_equal(spill_super_decode(page, &found), -EBADMSG);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_record_says_what_it_was_told),
+		cmocka_unit_test(a_record_of_another_store_use_or_place_is_refused),
+		cmocka_unit_test(a_record_longer_than_the_room_it_has_is_refused),
+		cmocka_unit_test(any_flipped_bit_of_a_page_is_refused),
+		cmocka_unit_test(a_segment_of_another_store_or_place_is_refused),
+		cmocka_unit_test(kinds_of_pages_are_not_taken_for_one_another),
+		cmocka_unit_test(a_superblock_out_of_bounds_or_of_another_version_is_refused),
+	};
+
+	return cmocka_run_group_tests_name("spill format", tests, NULL, NULL);
+}
