@@ -60,9 +60,6 @@ struct daemon {
 	bool purge_at_end;
 };
 
-/** daemon_progress() - the start goes on: tell the service manager not to lose patience */
-void daemon_progress(const struct daemon *d, const char *what);
-
 static inline uint32_t daemon_tick(const struct daemon *d)
 {
 	return atomic_load_explicit(&d->pool.header->tick, memory_order_relaxed);

@@ -43,12 +43,6 @@ struct signals {
 	char **argv;
 };
 
-void daemon_progress(const struct daemon *d, const char *what)
-{
-	atomic_store(&d->pool.header->heartbeat_ns, loop_now());
-	sd_notifyf(0, "EXTEND_TIMEOUT_USEC=30000000\nSTATUS=%s", what);
-}
-
 static void beat_ring(struct loop_timer *timer)
 {
 	struct beat *beat = timer->owner;
@@ -207,7 +201,7 @@ static int daemon_start(struct daemon *d, char message[256])
 	ns_adopt_blocks(d);
 	if (d->config.spill_dir[0])
 		ns_file_load_all(d);
-	daemon_progress(d, "opening the spill store");
+	pool_progress(&d->pool, "opening the spill store");
 	r = tier_start(d, message);
 	return r < 0 ? r : peer_start(d, message);
 }

@@ -25,21 +25,13 @@
 #define HASH_FUNCTION(keyptr, keylen, hashv) \
 	((hashv) = (unsigned)((const struct kvp_key *)(const void *)(keyptr))->w[1])
 
-struct ns_shape {
-	uint64_t block_bytes, stride, slab_bytes, n_buckets;
-	uint64_t slab_off, block_off, index_off, object_bytes;
-	uint32_t slots_per_slab;
-};
-
 static uint64_t page_up(uint64_t bytes)
 {
 	return (bytes + KVP_PAGE - 1) & ~(uint64_t)(KVP_PAGE - 1);
 }
 
-/* All sizes of a namespace follow from the block's bytes and the pool. */
-static struct ns_shape ns_shape(const struct daemon *d, uint64_t block_bytes)
+struct ns_shape ns_shape(const struct kvp_pool_header *pool, uint64_t block_bytes)
 {
-	const struct kvp_pool_header *pool = d->pool.header;
 	struct ns_shape s = {.block_bytes = block_bytes, .stride = page_up(block_bytes)};
 	uint64_t n = pool->slab_bytes / s.stride, most;
 
@@ -178,7 +170,7 @@ int ns_make(struct daemon *d, const struct ns_birth *birth, struct ns **out, cha
 		free(ns);
 		return -KVP_EQUOTA;
 	}
-	shape = ns_shape(d, block_bytes);
+	shape = ns_shape(d->pool.header, block_bytes);
 	if (shape.slab_bytes > d->config.pool_bytes || shape.block_off + shape.object_bytes < shape.object_bytes) {
 		snprintf(reason, 256,
 			"a block of %" PRIu64 " bytes is larger than the whole pool (%" PRIu64
@@ -742,7 +734,7 @@ static bool ns_header_ok(const struct ns *ns, uint64_t id, uint64_t bytes)
 		head->header_bytes != sizeof(*head) || head->ns_id != id || head->object_bytes != bytes ||
 		head->max_places != ns->d->pool.header->max_places || kvp_desc_bad(&head->desc, &block_bytes))
 		return false;
-	shape = ns_shape(ns->d, block_bytes);
+	shape = ns_shape(ns->d->pool.header, block_bytes);
 	/* another --pool size gives other sizes; what was laid out stays as it is, within the object */
 	return head->block_stride == shape.stride &&
 	       head->block_off + (uint64_t)head->max_places * head->slots_per_slab * sizeof(struct kvp_block) <=

@@ -96,6 +96,14 @@ struct ns {
 
 #define GHOSTS 65536u
 
+/* All sizes of a namespace follow from its blocks' bytes and from the pool. */
+struct ns_shape {
+	uint64_t block_bytes, stride, slab_bytes, n_buckets;
+	uint64_t slab_off, block_off, index_off, object_bytes;
+	uint32_t slots_per_slab;
+};
+struct ns_shape ns_shape(const struct kvp_pool_header *pool, uint64_t block_bytes);
+
 /* What makes a namespace: who, what, and the secret of its keys.  Kept with the spill store too. */
 struct ns_birth {
 	uint64_t id;

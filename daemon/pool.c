@@ -13,6 +13,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <systemd/sd-daemon.h>
 #include <time.h>
 #include <unistd.h>
 #include <uuid/uuid.h>
@@ -417,6 +418,12 @@ bool pool_old_io(struct pool *pool)
 	}
 	closedir(dir);
 	return runs;
+}
+
+void pool_progress(struct pool *pool, const char *what)
+{
+	atomic_store(&pool->header->heartbeat_ns, loop_now());
+	sd_notifyf(0, "EXTEND_TIMEOUT_USEC=30000000\nSTATUS=%s", what);
 }
 
 /* Seqlock of one writer: odd first, then the changes (release fence), then even (release). */

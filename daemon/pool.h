@@ -51,6 +51,9 @@ void pool_purge(struct pool *pool);
 /** pool_old_io() - does I/O of a dead daemon of this pool still run? (its rings' lock files) Removes the files of those that ended. */
 bool pool_old_io(struct pool *pool);
 
+/** pool_progress() - the start goes on: tell the service manager, and who looks at the header, not to lose patience */
+void pool_progress(struct pool *pool, const char *what);
+
 /** pool_stats_begin(), pool_stats_end() - around changes that must be seen together */
 void pool_stats_begin(struct pool *pool);
 void pool_stats_end(struct pool *pool);

@@ -540,7 +540,7 @@ int slab_start(struct daemon *d, char message[256])
 	while (d->slab_bytes_total + d->pool.header->slab_bytes <= d->config.pool_bytes) {
 		if (!slab_make(d, d->pool.header->slab_bytes, next_node++ % n_nodes, message))
 			return -ENOSPC;
-		daemon_progress(d, "populating the pool");
+		pool_progress(&d->pool, "populating the pool");
 	}
 	return 0;
 }

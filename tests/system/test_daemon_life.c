@@ -804,48 +804,46 @@ static void a_damaged_namespace_is_dropped_and_its_memory_used_again(void **stat
 		assert_true(reads_right(&f->ns, k));
 }
 
-static int start_with_pool_file(struct fixture *f, void (*spoil)(const char *path))
-{
-	char path[160];
-	int r;
+static char path_to_spoil[80];
 
-	snprintf(path, sizeof(path), "/dev/shm/kvpool.%s", f->host.name);
+static int start_with_pool_file(struct fixture *f, void (*spoil)(void))
+{
+
 	host_close(&f->host);
 	assert_int_equal(host_open(&f->host, geteuid()), 0);
-	snprintf(path, sizeof(path), "/dev/shm/kvpool.%s", f->host.name);
-	spoil(path);
-	r = host_start(&f->host, options);
-	return r;
+	snprintf(path_to_spoil, sizeof(path_to_spoil), "/dev/shm/kvpool.%s", f->host.name);
+	spoil();
+	return host_start(&f->host, options);
 }
 
-static void spoil_symlink(const char *path)
+static void spoil_symlink(void)
 {
-	assert_int_equal(symlink("/etc/hostname", path), 0);
+	assert_int_equal(symlink("/etc/hostname", path_to_spoil), 0);
 }
 
-static void spoil_link(const char *path)
+static void spoil_link(void)
 {
 	char other[200];
-	int fd = open(path, O_RDWR | O_CREAT, 0600);
+	int fd = open(path_to_spoil, O_RDWR | O_CREAT, 0600);
 
 	assert_true(fd >= 0);
 	close(fd);
-	snprintf(other, sizeof(other), "%s.second", path);
-	assert_int_equal(link(path, other), 0);
+	snprintf(other, sizeof(other), "%s.second", path_to_spoil);
+	assert_int_equal(link(path_to_spoil, other), 0);
 }
 
-static void spoil_owner(const char *path)
+static void spoil_owner(void)
 {
-	int fd = open(path, O_RDWR | O_CREAT, 0666);
+	int fd = open(path_to_spoil, O_RDWR | O_CREAT, 0666);
 
 	assert_true(fd >= 0);
 	assert_int_equal(fchown(fd, 61003, 61003), 0);
 	close(fd);
 }
 
-static void spoil_text(const char *path)
+static void spoil_text(void)
 {
-	int fd = open(path, O_RDWR | O_CREAT, 0600);
+	int fd = open(path_to_spoil, O_RDWR | O_CREAT, 0600);
 
 	assert_true(fd >= 0);
 	assert_int_equal(write(fd, "no uuid at all", 14), 14);

@@ -1,0 +1,308 @@
+/* test_config.c - every option by flag and by file, and what is said about values that make no sense */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/config.h"
+
+#define MIB (1024ull * 1024)
+
+static int parse(struct config *config, char message[256], const char *const *flags)
+{
+	char *argv[32] = {(char *)(uintptr_t) "kvpoold"};
+	char copies[31][300];
+	int argc = 1;
+
+	for (; flags[argc - 1]; argc++) {
+		snprintf(copies[argc - 1], sizeof(copies[0]), "%s", flags[argc - 1]);
+		argv[argc] = copies[argc - 1];
+	}
+	config_defaults(config);
+	message[0] = 0;
+	return config_parse_args(config, argc, argv, message);
+}
+#define PARSE(config, message, ...) parse(config, message, (const char *const[]){__VA_ARGS__, NULL})
+
+static void refused(const char *name, const char *value, const char *text)
+{
+	char flag[64], line[400], message[256];
+	struct config config;
+
+	snprintf(flag, sizeof(flag), "--%s", name);
+	assert_int_equal(PARSE(&config, message, flag, value), -EINVAL);
+	if (!strstr(message, text))
+		fail_msg("\"%s\" does not say \"%s\"", message, text);
+	/* the same by file, with the line */
+	if (!strcmp(name, "config"))
+		return;
+	snprintf(line, sizeof(line), "# comment\n\n%s = %s\n", name, value);
+	config_defaults(&config);
+	if (config_parse_text(&config, line, "kvpoold.conf", message) == 0) {
+		assert_int_equal(config_check(&config, message), -EINVAL); /* alone it is fine, with the others not */
+	} else {
+		assert_non_null(strstr(message, "kvpoold.conf:3: "));
+	}
+	if (!strstr(message, text))
+		fail_msg("\"%s\" does not say \"%s\"", message, text);
+}
+
+static void the_defaults_fit_each_other(void **state)
+{
+	char message[256];
+	struct config config;
+
+	(void)state;
+	config_defaults(&config);
+	assert_int_equal(config_check(&config, message), 0);
+	assert_string_equal(config.socket, KVP_DEFAULT_SOCKET);
+	assert_string_equal(config.admin_socket, KVP_DEFAULT_SOCKET ".admin");
+	assert_int_equal(config.pool_bytes, 1024 * MIB);
+	assert_int_equal(config.slab_bytes, 64 * MIB);
+	assert_int_equal(config.hold_limit_ms, 0);
+	assert_int_equal(config.n_listen, 0);
+	assert_string_equal(config.spill_dir, "");
+}
+
+static void every_option_means_the_same_by_flag_and_by_file(void **state)
+{
+	static const char file[] = "socket = /run/x/s\n"
+				   "admin-socket = /run/x/a\n"
+				   "socket-mode = 0660\n"
+				   "listen = /run/x/one,uid=7,gid=8,mode=0600\n"
+				   "listen = /run/x/two\n"
+				   "group = ops\n"
+				   "name = p1\n"
+				   "pool = 2G\n"
+				   "slab = 32M\n"
+				   "spill = /var/x:1T\n"
+				   "io = threads\n"
+				   "log-level = debug\n"
+				   "lock-memory = yes\n"
+				   "max-clients = 10\n"
+				   "max-namespaces = 11\n"
+				   "uid-max-clients = 12\n"
+				   "uid-max-namespaces = 13\n"
+				   "uid-max-grants = 14\n"
+				   "uid-max-pins = 15\n"
+				   "uid-max-transit = 16M\n"
+				   "heartbeat = 200\n"
+				   "hold-limit = 17\n"
+				   "grant-limit = 2000\n"
+				   "free-percent = 18\n";
+	struct config by_flag, by_file;
+	char message[256];
+
+	(void)state;
+	/* clang-format off */
+	assert_int_equal(parse(&by_flag, message, (const char *const[]){
+		"--socket=/run/x/s", "--admin-socket=/run/x/a", "--socket-mode=0660",
+		"--listen=/run/x/one,uid=7,gid=8,mode=0600", "--listen=/run/x/two", "--group=ops", "--name=p1", "--pool=2G",
+		"--slab=32M", "--spill=/var/x:1T", "--io=threads", "--log-level=debug", "--lock-memory=yes",
+		"--max-clients=10", "--max-namespaces=11", "--uid-max-clients=12", "--uid-max-namespaces=13",
+		"--uid-max-grants=14", "--uid-max-pins=15", "--uid-max-transit=16M", "--heartbeat=200", "--hold-limit=17",
+		"--grant-limit=2000", "--free-percent=18", NULL}), 0);
+	/* clang-format on */
+	config_defaults(&by_file);
+	assert_int_equal(config_parse_text(&by_file, file, "f", message), 0);
+	assert_int_equal(config_check(&by_file, message), 0);
+	assert_memory_equal(&by_flag, &by_file, sizeof(by_flag));
+	assert_int_equal(by_file.pool_bytes, 2048 * MIB);
+	assert_int_equal(by_file.socket_mode, 0660);
+	assert_int_equal(by_file.n_listen, 2);
+	assert_string_equal(by_file.listen[0].path, "/run/x/one");
+	assert_int_equal(by_file.listen[0].uid, 7);
+	assert_int_equal(by_file.listen[0].gid, 8);
+	assert_int_equal(by_file.listen[0].mode, 0600);
+	assert_false(by_file.listen[1].has_uid);
+	assert_string_equal(by_file.spill_dir, "/var/x");
+	assert_int_equal(by_file.spill_bytes, 1ull << 40);
+	assert_true(by_file.lock_memory);
+	assert_int_equal(by_file.uid_max_pins, 15);
+	assert_int_equal(by_file.free_percent, 18);
+}
+
+static void flags_win_over_the_file_wherever_they_stand(void **state)
+{
+	char path[] = "/tmp/kvpool-test-config-XXXXXX", message[256];
+	int fd = mkstemp(path);
+	struct config config;
+
+	(void)state;
+	assert_true(fd >= 0);
+	assert_int_equal(dprintf(fd, "pool = 8M\nslab = 1M\nname = fromfile\n"), 36);
+	close(fd);
+	assert_int_equal(PARSE(&config, message, "--name", "fromflag", "--config", path), 0);
+	assert_string_equal(config.name, "fromflag");
+	assert_int_equal(config.pool_bytes, 8 * MIB);
+	assert_int_equal(PARSE(&config, message, "--config", path, "--pool", "16M"), 0);
+	assert_int_equal(config.pool_bytes, 16 * MIB);
+	assert_string_equal(config.name, "fromfile");
+	unlink(path);
+	assert_int_equal(PARSE(&config, message, "--config", path), -EINVAL);
+	assert_non_null(strstr(message, path));
+	assert_non_null(strstr(message, "No such file"));
+}
+
+static void values_that_make_no_sense_are_refused_with_what_would(void **state)
+{
+	(void)state;
+	refused("pool", "3X", "pool = \"3X\" is not a size: use 4096, 64M, 2G");
+	refused("pool", "", "is not a size");
+	refused("pool", "-1", "is not a size");
+	refused("pool", "12MM", "is not a size");
+	refused("pool", "99999999999999999999", "is not a size");
+	refused("pool", "99999999T", "is not a size");
+	refused("pool", "4096", "out of range");
+	refused("slab", "1", "out of range");
+	refused("slab", "2G", "is larger than pool");
+	refused("spill", "/var/x", "is not DIR:SIZE: use /var/lib/kvpool:64G");
+	refused("spill", ":64G", "is not DIR:SIZE");
+	refused("spill", "/var/x:1M", "16M at least");
+	refused("max-clients", "0", "out of range (1 to 2048)");
+	refused("max-clients", "12x", "is not a number: use decimal digits only");
+	refused("max-clients", "0x10", "is not a number");
+	refused("socket-mode", "0999", "is not an octal number: use 0660");
+	refused("socket-mode", "1777", "out of range");
+	refused("lock-memory", "maybe", "is not yes or no");
+	refused("io", "fast", "auto, uring or threads");
+	refused("log-level", "loud", "err, warn, info or debug");
+	refused("name", "a/b", "letters, digits");
+	refused("name", ".hidden", "not starting with a dot");
+	refused("socket", "rel/ative", "is a relative path: give an absolute one");
+	refused("admin-socket", "rel", "is a relative path");
+	refused("listen", "rel", "use /run/kvpool/pod7.sock,uid=2007,mode=0660");
+	refused("listen", "/x,uid=", "is not PATH");
+	refused("listen", "/x,uid=4294967295", "is not PATH");
+	refused("listen", "/x,gid=7", "is not PATH");
+	refused("listen", "/x,uid=7,color=3", "is not PATH");
+	refused("listen", "/x,mode=01000", "is not PATH");
+}
+
+static void a_path_too_long_for_a_unix_address_is_refused_with_both_lengths(void **state)
+{
+	char path[160], message[256];
+	struct config config;
+
+	(void)state;
+	memset(path, 'a', sizeof(path));
+	path[0] = '/';
+	path[108] = 0;
+	assert_int_equal(PARSE(&config, message, "--socket", path), -EINVAL);
+	assert_non_null(strstr(message, "108 bytes long, at most 107 fit"));
+	path[105] = 0; /* with .admin it does not fit any more */
+	assert_int_equal(PARSE(&config, message, "--socket", path), -EINVAL);
+	assert_non_null(strstr(message, "use a shorter path"));
+	assert_int_equal(PARSE(&config, message, "--socket", path, "--admin-socket", "/a"), 0);
+}
+
+static void unknown_names_are_refused_with_the_line_and_the_nearest_name(void **state)
+{
+	struct config config;
+	char message[256];
+
+	(void)state;
+	config_defaults(&config);
+	assert_int_equal(
+		config_parse_text(&config, "pool = 2G\n# x\nmax-client = 3\n", "/etc/k.conf", message), -EINVAL);
+	assert_string_equal(message, "/etc/k.conf:3: no option \"max-client\"; did you mean \"max-clients\"? "
+				     "kvpoold --help lists them");
+	assert_int_equal(PARSE(&config, message, "--splil", "x"), -EINVAL);
+	assert_non_null(strstr(message, "did you mean --spill"));
+	assert_int_equal(PARSE(&config, message, "--pool"), -EINVAL);
+	assert_non_null(strstr(message, "--pool needs a value"));
+	assert_int_equal(PARSE(&config, message, "8M"), -EINVAL);
+	assert_non_null(strstr(message, "\"8M\" is not an option"));
+}
+
+static void a_file_that_is_no_list_of_names_is_refused(void **state)
+{
+	struct config config;
+	char message[256];
+
+	(void)state;
+	config_defaults(&config);
+	assert_int_equal(config_parse_text(&config, "pool = 2G\nwhat is this\n", "c", message), -EINVAL);
+	assert_non_null(strstr(message, "c:2: "));
+	assert_int_equal(config_parse_text(&config, "config = /other\n", "c", message), -EINVAL);
+	assert_non_null(strstr(message, "c:1: config cannot be set in the file itself"));
+	assert_int_equal(config_parse_text(&config, "", "c", message), 0);
+	assert_int_equal(config_parse_text(&config, "; only\n# comments\n\n", "c", message), 0);
+}
+
+static void nine_listen_options_are_one_too_many(void **state)
+{
+	char text[600] = "", message[256];
+	struct config config;
+
+	(void)state;
+	for (unsigned i = 0; i < 9; i++)
+		snprintf(text + strlen(text), sizeof(text) - strlen(text), "listen = /run/%u\n", i);
+	config_defaults(&config);
+	assert_int_equal(config_parse_text(&config, text, "c", message), -EINVAL);
+	assert_non_null(strstr(message, "at most 8 of them"));
+}
+
+static void sizes_are_powers_of_1024(void **state)
+{
+	uint64_t bytes;
+
+	(void)state;
+	assert_int_equal(config_parse_size("0", &bytes), 0);
+	assert_int_equal(bytes, 0);
+	assert_int_equal(config_parse_size("4096", &bytes), 0);
+	assert_int_equal(bytes, 4096);
+	assert_int_equal(config_parse_size("3k", &bytes), 0);
+	assert_int_equal(bytes, 3072);
+	assert_int_equal(config_parse_size("3K", &bytes), 0);
+	assert_int_equal(bytes, 3072);
+	assert_int_equal(config_parse_size("64MiB", &bytes), 0);
+	assert_int_equal(bytes, 64 * MIB);
+	assert_int_equal(config_parse_size("16T", &bytes), 0);
+	assert_int_equal(bytes, 16ull << 40);
+	assert_int_equal(config_parse_size("16777215T", &bytes), 0);
+	assert_int_equal(config_parse_size("16777216T", &bytes), -EINVAL);
+	assert_int_equal(config_parse_size("1m", &bytes), -EINVAL);
+	assert_int_equal(config_parse_size("1MB", &bytes), -EINVAL);
+	assert_int_equal(config_parse_size(" 1M", &bytes), -EINVAL);
+	assert_int_equal(config_parse_size("1.5G", &bytes), -EINVAL);
+}
+
+static void the_usual_slab_divides_the_pool_and_grows_with_it(void **state)
+{
+	struct config config;
+	char message[256];
+
+	(void)state;
+	assert_int_equal(PARSE(&config, message, "--pool", "100M"), 0);
+	assert_int_equal(config.slab_bytes, 50 * MIB);
+	assert_int_equal(PARSE(&config, message, "--pool", "1T"), 0);
+	assert_int_equal(config.slab_bytes, 256 * MIB);
+	assert_int_equal(PARSE(&config, message, "--pool", "1M"), 0);
+	assert_int_equal(config.slab_bytes, 1 * MIB);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(the_defaults_fit_each_other),
+		cmocka_unit_test(every_option_means_the_same_by_flag_and_by_file),
+		cmocka_unit_test(flags_win_over_the_file_wherever_they_stand),
+		cmocka_unit_test(values_that_make_no_sense_are_refused_with_what_would),
+		cmocka_unit_test(a_path_too_long_for_a_unix_address_is_refused_with_both_lengths),
+		cmocka_unit_test(unknown_names_are_refused_with_the_line_and_the_nearest_name),
+		cmocka_unit_test(a_file_that_is_no_list_of_names_is_refused),
+		cmocka_unit_test(nine_listen_options_are_one_too_many),
+		cmocka_unit_test(sizes_are_powers_of_1024),
+		cmocka_unit_test(the_usual_slab_divides_the_pool_and_grows_with_it),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
