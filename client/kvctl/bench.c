@@ -159,6 +159,26 @@ static int bench_run(struct bench *bench, const struct bench_kind *kind)
 	return output_end(r ? r : rows_report(bench));
 }
 
+/* Half of what the machine has to spare: yardsticks need memory too. */
+static uint64_t pool_bytes_fit(uint64_t wanted)
+{
+	unsigned long long kib = 0;
+	uint64_t most = wanted;
+	char line[128];
+	FILE *file = fopen("/proc/meminfo", "re");
+
+	while (file && fgets(line, sizeof(line), file))
+		if (sscanf(line, "MemAvailable: %llu", &kib) == 1)
+			most = kib * 1024 / 2 & ~(64 * MIB - 1);
+	if (file)
+		fclose(file);
+	if (most >= wanted)
+		return wanted;
+	most = most < 64 * MIB ? 64 * MIB : most;
+	bench_say("memory is short: a pool of %" PRIu64 " MiB instead of %" PRIu64, most >> 20, wanted >> 20);
+	return most;
+}
+
 /* In a child, so that whatever becomes of it the daemon and its memory go. */
 static int bench_run_self(struct bench *bench, const struct bench_kind *kind)
 {
@@ -173,7 +193,7 @@ static int bench_run_self(struct bench *bench, const struct bench_kind *kind)
 	sigaddset(&ends, SIGHUP);
 	sigaddset(&ends, SIGCHLD);
 	sigprocmask(SIG_BLOCK, &ends, &old);
-	r = bench_daemon_start(&daemon, kind->pool_bytes, kind->spill_bytes);
+	r = bench_daemon_start(&daemon, pool_bytes_fit(kind->pool_bytes), kind->spill_bytes);
 	if (r) {
 		sigprocmask(SIG_SETMASK, &old, NULL);
 		return r;
