@@ -24,7 +24,8 @@ struct search {
 	const char *name;
 	uid_t owners[5];
 	unsigned n_owners;
-	char refusals[1024]; /* pools that may be the one and cannot be read */
+	char refusal[512]; /* a pool that may be the one and cannot be read */
+	unsigned n_refusals;
 	char others[512]; /* pools that are not the one */
 	size_t n_others;
 	bool found;
@@ -248,13 +249,11 @@ static bool search_socket_matches(const struct search *search, const char *socke
 	return !strcmp(search->socket_real, real);
 }
 
-/* Only said if nothing is found: a stale pool beside the right one is no news. */
+/* Only said if nothing is found: a stale pool beside the right one is no news.  The first one stands for all. */
 static void search_note_refusal(struct search *search, const char *path, const char *why)
 {
-	size_t n = strlen(search->refusals);
-
-	snprintf(search->refusals + n, sizeof(search->refusals) - n, "%s%s is passed over: %s", n ? "\n" : "", path,
-		why);
+	if (!search->n_refusals++)
+		snprintf(search->refusal, sizeof(search->refusal), "%s is passed over: %s", path, why);
 }
 
 static void search_note_unreadable(struct search *search, const char *path, int error)
@@ -330,8 +329,11 @@ static int search_failed(const struct search *search)
 		snprintf(what, sizeof(what), "at socket %s", search->socket);
 	else
 		snprintf(what, sizeof(what), "named %s", search->name);
-	if (search->refusals[0])
-		complain("no pool %s that this kvctl can read\n%s", what, search->refusals);
+	if (search->n_refusals > 1)
+		complain("no pool %s that this kvctl can read: %s (and %u more)", what, search->refusal,
+			search->n_refusals - 1);
+	else if (search->n_refusals)
+		complain("no pool %s that this kvctl can read: %s", what, search->refusal);
 	else if (search->n_others)
 		complain("no pool %s in " POOL_SHM_DIR "; there are: %s; choose with --socket or --name", what,
 			search->others);
