@@ -1,0 +1,701 @@
+/*
+ * test_block.c - the life of blocks against a plain model, in a daemon without sockets, files or other processes
+ *
+ * The pool's objects are plain memory, the sessions' pin tables too; block.c, namespace.c's entries, index.c and policy.c
+ * are the real ones.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/block.h"
+#include "daemon/guard.h"
+#include "daemon/index.h"
+#include "daemon/policy.h"
+#include "daemon/tier.h"
+
+#define PLACES 4u
+#define WIDTH 8u /* slots in a slab */
+#define SLOTS (PLACES * WIDTH)
+#define BLOCK 4096u
+#define SESSIONS 3u
+
+struct fixture {
+	struct daemon d;
+	struct ns ns;
+	struct kvp_ns_row row;
+	struct session sessions[SESSIONS];
+	struct kvp_session_row session_rows[SESSIONS];
+	struct slab slabs[PLACES];
+	struct member *members[SESSIONS];
+	uint32_t seed;
+	uint64_t next_key;
+};
+
+static void *zeroed(size_t bytes)
+{
+	void *at = aligned_alloc(4096, (bytes + 4095) & ~(size_t)4095);
+
+	assert_non_null(at);
+	memset(at, 0, bytes);
+	return at;
+}
+
+static void given_slab(struct fixture *f, uint32_t place)
+{
+	struct slab *slab = &f->slabs[place];
+
+	*slab = (struct slab){.place = place,
+		.number = 100 + place,
+		.bytes = WIDTH * BLOCK,
+		.use = KVP_SLAB_BLOCKS,
+		.fd = -1,
+		.guard = GUARD_NONE,
+		.map = zeroed(WIDTH * BLOCK),
+		.ns = &f->ns,
+		.slots = calloc(WIDTH, sizeof(struct slab_slot)),
+		.n_slots = WIDTH};
+	f->d.slabs[place] = slab;
+	atomic_store(&f->ns.slab_table[place].number, slab->number);
+	f->ns.n_slots += WIDTH;
+}
+
+static void adopt_all(struct fixture *f)
+{
+	for (uint32_t place = 0; place < PLACES; place++)
+		if (f->d.slabs[place])
+			block_adopt_slab(&f->ns, f->d.slabs[place]);
+}
+
+static struct fixture *given_pool(uint32_t seed)
+{
+	struct fixture *f = calloc(1, sizeof(*f));
+	struct kvp_ns_header *head = zeroed(sizeof(*head));
+
+	assert_non_null(f);
+	f->seed = seed;
+	f->d.pool.header = zeroed(sizeof(*f->d.pool.header));
+	f->d.pool.stats = zeroed(sizeof(*f->d.pool.stats));
+	f->d.pool.header->max_places = PLACES;
+	f->d.pool.header->pin_stride = KVP_PAGE;
+	atomic_store(&f->d.pool.header->tick, 1000);
+	f->d.slabs = calloc(PLACES, sizeof(*f->d.slabs));
+	f->d.config.grant_limit_ms = 1600;
+	head->max_places = PLACES;
+	head->slots_per_slab = WIDTH;
+	head->block_bytes = head->block_stride = BLOCK;
+	head->n_buckets = 16;
+	head->desc.block_tokens = 16;
+	f->ns = (struct ns){.d = &f->d,
+		.id = 1,
+		.fd = -1,
+		.head = head,
+		.slab_table = zeroed(PLACES * sizeof(struct kvp_slab)),
+		.blocks = zeroed(SLOTS * sizeof(struct kvp_block)),
+		.index = zeroed(16 * sizeof(struct kvp_index_bucket)),
+		.row = &f->row};
+	f->d.namespaces = &f->ns;
+	for (unsigned i = 0; i < SESSIONS; i++) {
+		struct session *s = &f->sessions[i];
+
+		*s = (struct session){.next = f->d.sessions,
+			.d = &f->d,
+			.id = 11 + i,
+			.head = zeroed(KVP_PAGE * (1 + PLACES)),
+			.row = &f->session_rows[i],
+			.has_place = calloc(PLACES, 1),
+			.grants_at = calloc(PLACES, sizeof(uint32_t))};
+		memset(s->has_place, PLACE_PINS, PLACES);
+		f->d.sessions = s;
+		f->members[i] = session_join(s, &f->ns, true);
+	}
+	for (uint32_t place = 0; place < PLACES; place++)
+		given_slab(f, place);
+	adopt_all(f);
+	return f;
+}
+
+/* Forget all the daemon knows but what is in shared memory, as a kill does. */
+static void restart(struct fixture *f, const bool *lives)
+{
+	while (f->ns.entries) {
+		struct entry *e = f->ns.entries;
+
+		HASH_DEL(f->ns.entries, e);
+		free(e);
+	}
+	f->ns.heap.n = 0;
+	f->ns.n_free = 0;
+	memset(&f->row.counters, 0, sizeof(f->row.counters));
+	f->d.sessions = NULL;
+	for (unsigned i = 0; i < SESSIONS; i++) {
+		struct session *s = &f->sessions[i];
+
+		free(f->members[i]);
+		s->members = f->members[i] = NULL;
+		memset(s->grants_at, 0, PLACES * sizeof(uint32_t));
+		atomic_store(&s->row->grants, 0);
+		if (!lives[i])
+			continue;
+		s->next = f->d.sessions;
+		f->d.sessions = s;
+	}
+	for (uint32_t place = 0; place < PLACES; place++)
+		memset(f->slabs[place].slots, 0, WIDTH * sizeof(struct slab_slot));
+	f->ns.n_slots = 0;
+	ns_adopt_blocks(&f->d);
+	for (unsigned i = 0; i < SESSIONS; i++)
+		if (lives[i])
+			f->members[i] = session_join(&f->sessions[i], &f->ns, true);
+	ns_link_all(&f->d);
+}
+
+static void done_with(struct fixture *f)
+{
+	while (f->ns.entries) {
+		struct entry *e = f->ns.entries;
+
+		HASH_DEL(f->ns.entries, e);
+		free(e);
+	}
+	for (unsigned i = 0; i < SESSIONS; i++) {
+		free(f->members[i]);
+		free(f->sessions[i].head);
+		free(f->sessions[i].has_place);
+		free(f->sessions[i].grants_at);
+	}
+	for (uint32_t place = 0; place < PLACES; place++) {
+		free(f->slabs[place].map);
+		free(f->slabs[place].slots);
+	}
+	free(f->ns.heap.at);
+	free(f->ns.ghosts);
+	free(f->ns.head);
+	free(f->ns.slab_table);
+	free(f->ns.blocks);
+	free(f->ns.index);
+	free(f->d.slabs);
+	free(f->d.pool.header);
+	free(f->d.pool.stats);
+	free(f);
+}
+
+static uint32_t next(struct fixture *f)
+{
+	f->seed = f->seed * 1664525u + 1013904223u;
+	return f->seed >> 8;
+}
+
+static enum kvp_block_state state_of(const struct fixture *f, uint64_t slot)
+{
+	return kvp_word_state(atomic_load(&f->ns.blocks[slot].word));
+}
+
+static uint64_t generation_of(const struct fixture *f, uint64_t slot)
+{
+	return kvp_word_generation(atomic_load(&f->ns.blocks[slot].word));
+}
+
+static struct kvp_key key_of(uint64_t n)
+{
+	return (struct kvp_key){{n * 0x9e3779b97f4a7c15ull, n * 0xbf58476d1ce4e5b9ull + 1}};
+}
+
+static uint64_t found_at(const struct fixture *f, const struct kvp_key *key)
+{
+	struct index index = {f->ns.index, f->ns.head->n_buckets, f->ns.blocks, SLOTS};
+
+	return index_find(&index, key);
+}
+
+static void pin(struct fixture *f, unsigned who, uint64_t slot, int n)
+{
+	struct kvp_pin *at = session_pin(&f->sessions[who], (uint32_t)(slot / WIDTH), (uint32_t)(slot % WIDTH));
+
+	atomic_fetch_add(&at->count, (uint32_t)n);
+	atomic_store(&at->stamp, daemon_tick(&f->d));
+}
+
+static bool pinned(const struct fixture *f, uint64_t slot)
+{
+	for (unsigned i = 0; i < SESSIONS; i++)
+		if (atomic_load(
+			    &session_pin(&f->sessions[i], (uint32_t)(slot / WIDTH), (uint32_t)(slot % WIDTH))->count))
+			return true;
+	return false;
+}
+
+/* A published block under a new key below @parent (NULL: none). */
+static struct entry *given_block(struct fixture *f, const struct kvp_key *parent)
+{
+	struct kvp_wire_item item = {.key = key_of(++f->next_key), .used_bytes = BLOCK, .used_tokens = 16};
+	struct kvp_wire_result result;
+
+	item.slot = block_grant(&f->ns, f->members[0], TOPOLOGY_ANY, &item.generation);
+	assert_true(item.slot != NO_SLOT);
+	if (parent)
+		item.parent = *parent;
+	block_publish_grant(f->members[0], &item, &result);
+	assert_int_equal(result.result, KVP_PUB_STORED);
+	return ns_entry(&f->ns, &item.key);
+}
+
+/* Gauges, words, entries, index, candidates and grants all tell the same story. */
+static void all_agree(struct fixture *f)
+{
+	uint64_t n[8] = {0}, n_free = 0, grants = 0, hints = 0, candidates = 0;
+	const struct kvp_ns_counters *c = &f->row.counters;
+
+	for (uint64_t slot = 0; slot < SLOTS; slot++) {
+		enum kvp_block_state state = state_of(f, slot);
+		const struct kvp_block *block = &f->ns.blocks[slot];
+
+		n[state]++;
+		assert_int_not_equal(state, KVP_BLOCK_DRAINING); /* never outside of a look */
+		if (state == KVP_BLOCK_PUBLISHED) {
+			struct entry *e = ns_entry(&f->ns, &block->key);
+
+			assert_non_null(e);
+			assert_int_equal(e->slot, slot);
+			assert_int_equal(found_at(f, &block->key), slot);
+			assert_int_equal(e->heap_index != 0, e->n_hot_children == 0);
+		}
+	}
+	for (uint32_t place = 0; place < PLACES; place++)
+		n_free += f->slabs[place].n_free;
+	for (unsigned i = 0; i < SESSIONS; i++) {
+		uint64_t mine = 0;
+
+		if (!f->members[i])
+			continue;
+		for (uint64_t at = f->members[i]->grants; at; at = ns_slot(&f->ns, at - 1)->next) {
+			assert_ptr_equal(ns_slot(&f->ns, at - 1)->who, f->members[i]);
+			mine++;
+		}
+		assert_int_equal(mine, f->members[i]->n_grants);
+		assert_int_equal(mine, atomic_load(&f->session_rows[i].grants));
+		grants += mine;
+	}
+	for (unsigned b = 0; b < f->ns.head->n_buckets; b++)
+		for (unsigned i = 0; i < KVP_INDEX_WIDTH; i++)
+			hints += atomic_load(&f->ns.index[b].hint[i]) != 0;
+	for (struct entry *e = f->ns.entries; e; e = e->hh.next) {
+		uint32_t hot = 0;
+
+		for (const struct entry *child = e->first_child; child; child = child->next_sibling)
+			hot += child->slot != NO_SLOT;
+		assert_int_equal(hot, e->n_hot_children);
+		candidates += e->heap_index != 0;
+		if (e->slot != NO_SLOT && e->parent)
+			assert_true(e->parent->slot != NO_SLOT || e->parent->cold); /* reachable */
+	}
+	assert_int_equal(candidates, f->ns.heap.n);
+	assert_int_equal(n[KVP_BLOCK_FREE], c->free);
+	assert_int_equal(n[KVP_BLOCK_FREE], f->ns.n_free);
+	assert_int_equal(n_free, f->ns.n_free);
+	assert_int_equal(n[KVP_BLOCK_GRANTED], c->granted);
+	assert_int_equal(n[KVP_BLOCK_TAKEN], c->taken);
+	assert_int_equal(n[KVP_BLOCK_GRANTED] + n[KVP_BLOCK_TAKEN], grants);
+	assert_int_equal(n[KVP_BLOCK_PUBLISHED], c->published);
+	assert_int_equal(n[KVP_BLOCK_PUBLISHED], hints);
+	assert_int_equal(n[KVP_BLOCK_RETIRED], c->retired);
+	assert_int_equal(SLOTS, c->slots);
+}
+
+/* ---- random lives ---- */
+
+struct grant {
+	uint64_t slot, generation;
+	unsigned who;
+};
+
+static void after_any_order_of_calls_gauges_words_index_and_grants_agree(void **state)
+{
+	struct fixture *f = given_pool(1);
+	struct grant grants[SLOTS];
+	unsigned n_grants = 0, restarts = 0;
+	uint64_t last_generation[SLOTS] = {0};
+
+	(void)state;
+	for (unsigned step = 0; step < 40000; step++) {
+		unsigned who = next(f) % SESSIONS;
+		uint64_t slot = next(f) % SLOTS;
+		struct entry *e = state_of(f, slot) == KVP_BLOCK_PUBLISHED ? ns_slot(&f->ns, slot)->who : NULL;
+
+		atomic_store(&f->d.pool.header->tick, 1000 + step / 10);
+		switch (next(f) % 8) {
+		case 0: {
+			struct grant grant = {.who = who};
+
+			grant.slot = block_grant(&f->ns, f->members[who], TOPOLOGY_ANY, &grant.generation);
+			if (grant.slot == NO_SLOT) {
+				assert_int_equal(f->ns.n_free, 0);
+				break;
+			}
+			for (unsigned i = 0; i < n_grants; i++)
+				assert_true(grants[i].slot != grant.slot); /* never two owners */
+			grants[n_grants++] = grant;
+			break;
+		}
+		case 1:
+		case 2:
+			if (n_grants) { /* publish it, below something that is there or not */
+				struct grant grant = grants[--n_grants];
+				struct kvp_wire_item item = {.slot = grant.slot,
+					.generation = grant.generation,
+					.key = key_of(next(f) % 3 ? ++f->next_key : f->next_key),
+					.used_bytes = BLOCK,
+					.used_tokens = 16};
+				struct kvp_wire_result result;
+
+				if (e && next(f) % 2)
+					item.parent = e->key;
+				else if (next(f) % 8 == 0)
+					item.parent = key_of(999999999);
+				block_publish_grant(f->members[grant.who], &item, &result);
+				if (result.result != KVP_PUB_STORED)
+					block_release_grant(f->members[grant.who], grant.slot, grant.generation);
+				/* what is used up is used up */
+				block_publish_grant(f->members[grant.who], &item, &result);
+				assert_int_equal(result.result, -KVP_ESTALE);
+				assert_false(block_release_grant(f->members[grant.who], grant.slot, grant.generation));
+			}
+			break;
+		case 3:
+			if (n_grants) {
+				struct grant grant = grants[--n_grants];
+
+				assert_false(block_release_grant(
+					f->members[(grant.who + 1) % SESSIONS], grant.slot, grant.generation));
+				assert_true(block_release_grant(f->members[grant.who], grant.slot, grant.generation));
+			}
+			break;
+		case 4:
+			if (e)
+				pin(f, who, slot, 1);
+			break;
+		case 5: {
+			struct kvp_pin *at =
+				session_pin(&f->sessions[who], (uint32_t)(slot / WIDTH), (uint32_t)(slot % WIDTH));
+
+			if (atomic_load(&at->count))
+				pin(f, who, slot, -1);
+			break;
+		}
+		case 6:
+			if (e && !e->n_hot_children) {
+				bool was_pinned = pinned(f, slot);
+				uint64_t generation = generation_of(f, slot);
+				struct kvp_key key = e->key;
+				bool went = block_evict(e);
+
+				assert_true(!was_pinned || !went);
+				if (went) {
+					assert_true(found_at(f, &key) == UINT64_MAX);
+					assert_int_equal(state_of(f, slot), KVP_BLOCK_FREE);
+					assert_true(generation_of(f, slot) > generation);
+				} else {
+					assert_int_equal(generation_of(f, slot), generation);
+				}
+			}
+			break;
+		default:
+			if (e && next(f) % 4 == 0) {
+				bool was_pinned = pinned(f, slot);
+				struct kvp_key key = e->key;
+				char *data = ns_slot_data(&f->ns, slot);
+
+				memcpy(data, &key, sizeof(key));
+				if (block_move(e, &f->slabs[slot / WIDTH])) {
+					assert_false(was_pinned);
+					assert_true(found_at(f, &key) != slot);
+					assert_memory_equal(ns_slot_data(&f->ns, found_at(f, &key)), &key, sizeof(key));
+				}
+			} else if (step % 500 == 7) {
+				static const bool all[SESSIONS] = {true, true, true};
+
+				restart(f, all);
+				restarts++;
+			}
+		}
+		for (uint64_t i = 0; i < SLOTS; i++) {
+			assert_true(generation_of(f, i) >= last_generation[i]); /* it only grows */
+			last_generation[i] = generation_of(f, i);
+		}
+		if (step % 13 == 0)
+			all_agree(f);
+	}
+	all_agree(f);
+	assert_true(restarts > 2);
+	done_with(f);
+}
+
+/* ---- single facts ---- */
+
+static void a_slot_that_has_used_up_its_generations_is_retired_and_never_given_out(void **state)
+{
+	struct fixture *f = given_pool(2);
+	uint64_t slot, generation, seen = 0;
+
+	(void)state;
+	slot = block_grant(&f->ns, f->members[0], TOPOLOGY_ANY, &generation);
+	assert_true(block_release_grant(f->members[0], slot, generation));
+	atomic_store(&f->ns.blocks[slot].word, kvp_word(KVP_GENERATION_MAX - 1, KVP_BLOCK_FREE));
+	for (unsigned i = 0; i < SLOTS; i++) {
+		uint64_t got = block_grant(&f->ns, f->members[0], TOPOLOGY_ANY, &generation);
+
+		assert_true(got != NO_SLOT);
+		seen += got == slot;
+	}
+	assert_int_equal(seen, 1);
+	block_release_all_grants(f->members[0]);
+	assert_int_equal(state_of(f, slot), KVP_BLOCK_RETIRED);
+	assert_int_equal(f->row.counters.retired, 1);
+	all_agree(f);
+	for (unsigned i = 0; i < SLOTS - 1; i++)
+		assert_true(block_grant(&f->ns, f->members[0], TOPOLOGY_ANY, &generation) != slot);
+	assert_int_equal(block_grant(&f->ns, f->members[0], TOPOLOGY_ANY, &generation), NO_SLOT);
+	done_with(f);
+}
+
+static void a_grant_past_its_limit_of_one_who_is_away_is_set_aside_until_given_back(void **state)
+{
+	struct fixture *f = given_pool(3);
+	struct kvp_wire_item item = {.key = key_of(1), .used_bytes = BLOCK, .used_tokens = 16};
+	struct kvp_wire_result result;
+
+	(void)state;
+	item.slot = block_grant(&f->ns, f->members[0], TOPOLOGY_ANY, &item.generation);
+	block_take_late(&f->d);
+	assert_int_equal(state_of(f, item.slot), KVP_BLOCK_GRANTED);
+	atomic_store(&f->d.pool.header->tick, 1000 + 1600 / KVP_TICK_MS + 2);
+	f->sessions[0].peer = (struct peer *)f; /* it is here: it can be asked */
+	block_take_late(&f->d);
+	assert_int_equal(state_of(f, item.slot), KVP_BLOCK_GRANTED);
+	f->sessions[0].peer = NULL;
+	block_take_late(&f->d);
+	assert_int_equal(state_of(f, item.slot), KVP_BLOCK_TAKEN);
+	all_agree(f);
+	block_publish_grant(f->members[0], &item, &result);
+	assert_int_equal(result.result, -KVP_ESTALE);
+	assert_false(block_release_grant(f->members[1], item.slot, item.generation));
+	assert_int_equal(state_of(f, item.slot), KVP_BLOCK_TAKEN);
+	assert_true(block_release_grant(f->members[0], item.slot, item.generation));
+	assert_int_equal(state_of(f, item.slot), KVP_BLOCK_FREE);
+	all_agree(f);
+	done_with(f);
+}
+
+static void of_a_resumed_sessions_grants_only_the_listed_ones_stand(void **state)
+{
+	struct fixture *f = given_pool(4);
+	struct kvp_wire_grant grants[6], keep[5];
+
+	(void)state;
+	for (unsigned i = 0; i < 6; i++)
+		grants[i].slot = block_grant(&f->ns, f->members[1], TOPOLOGY_ANY, &grants[i].generation);
+	keep[0] = grants[4];
+	keep[1] = grants[1];
+	keep[2] = grants[1]; /* twice */
+	keep[3] = (struct kvp_wire_grant){grants[2].slot, grants[2].generation + 1}; /* forged */
+	keep[4] = (struct kvp_wire_grant){SLOTS + 5, 0};
+	block_keep_grants(f->members[1], keep, 5);
+	assert_int_equal(f->members[1]->n_grants, 2);
+	assert_int_equal(state_of(f, grants[4].slot), KVP_BLOCK_GRANTED);
+	assert_int_equal(state_of(f, grants[1].slot), KVP_BLOCK_GRANTED);
+	assert_int_equal(state_of(f, grants[2].slot), KVP_BLOCK_FREE);
+	all_agree(f);
+	block_keep_grants(f->members[1], NULL, 0);
+	assert_int_equal(f->row.counters.granted, 0);
+	all_agree(f);
+	done_with(f);
+}
+
+static void a_hold_ends_with_the_first_use_or_its_second(void **state)
+{
+	struct fixture *f = given_pool(5);
+	struct entry *a = given_block(f, NULL), *b = given_block(f, NULL);
+	uint64_t slot = a->slot;
+
+	(void)state;
+	block_hold(a);
+	block_hold(b);
+	assert_false(block_evict(a));
+	atomic_store(&f->d.pool.header->tick, 1010);
+	pin(f, 2, slot, 1);
+	assert_false(block_evict(a)); /* pinned */
+	pin(f, 2, slot, -1);
+	assert_true(block_evict(a)); /* used and let go */
+	assert_false(block_evict(b));
+	atomic_store(&f->d.pool.header->tick, 1000 + TICKS_PER_SECOND);
+	assert_true(block_evict(b));
+	all_agree(f);
+	done_with(f);
+}
+
+static void a_stamp_from_the_future_keeps_nothing(void **state)
+{
+	struct fixture *f = given_pool(6);
+	struct entry *e = given_block(f, NULL);
+	uint32_t stamp = e->stamp;
+
+	(void)state;
+	atomic_store(&session_pin(&f->sessions[0], (uint32_t)(e->slot / WIDTH), (uint32_t)(e->slot % WIDTH))->stamp,
+		daemon_tick(&f->d) + 100000);
+	assert_false(session_pins(&f->d, (uint32_t)(e->slot / WIDTH), (uint32_t)(e->slot % WIDTH), &stamp));
+	assert_int_equal(stamp, e->stamp);
+	done_with(f);
+}
+
+/* ---- what a kill leaves ---- */
+
+static void a_new_daemon_puts_draining_back_frees_what_was_being_filled_and_keeps_grants_of_the_living(void **state)
+{
+	static const bool lives[SESSIONS] = {true, false, true};
+	struct fixture *f = given_pool(7);
+	struct entry *a = given_block(f, NULL), *b = given_block(f, &a->key);
+	struct kvp_key key_a = a->key, key_b = b->key;
+	uint64_t slot_a = a->slot, slot_b = b->slot, fill, mine, dead, generation,
+		 generation_a = generation_of(f, slot_a);
+
+	(void)state;
+	mine = block_grant(&f->ns, f->members[0], TOPOLOGY_ANY, &generation);
+	dead = block_grant(&f->ns, f->members[1], TOPOLOGY_ANY, &generation);
+	fill = block_begin_fill(&f->ns, NULL);
+	atomic_store(&f->ns.blocks[slot_a].word, kvp_word(generation_a, KVP_BLOCK_DRAINING)); /* killed right there */
+	restart(f, lives);
+	assert_int_equal(state_of(f, slot_a), KVP_BLOCK_PUBLISHED);
+	assert_int_equal(generation_of(f, slot_a), generation_a);
+	assert_int_equal(found_at(f, &key_a), slot_a);
+	assert_int_equal(found_at(f, &key_b), slot_b);
+	assert_int_equal(ns_entry(&f->ns, &key_a)->n_hot_children, 1); /* and the chain is one again */
+	assert_int_equal(state_of(f, mine), KVP_BLOCK_GRANTED);
+	assert_int_equal(state_of(f, dead), KVP_BLOCK_FREE);
+	assert_int_equal(state_of(f, fill), KVP_BLOCK_FREE);
+	all_agree(f);
+	done_with(f);
+}
+
+static void while_a_dead_daemons_reads_may_still_land_their_slots_are_set_aside(void **state)
+{
+	static const bool lives[SESSIONS] = {true, true, true};
+	struct fixture *f = given_pool(8);
+	uint64_t fill = block_begin_fill(&f->ns, NULL), generation = generation_of(f, fill);
+
+	(void)state;
+	f->d.old_io = true;
+	restart(f, lives);
+	assert_int_equal(state_of(f, fill), KVP_BLOCK_TAKEN);
+	assert_true(generation_of(f, fill) > generation);
+	assert_int_equal(f->row.counters.taken, 1);
+	restart(f, lives); /* killed again, and it still may land */
+	assert_int_equal(state_of(f, fill), KVP_BLOCK_TAKEN);
+	assert_int_equal(f->row.counters.taken, 1);
+	f->d.old_io = false;
+	block_release_set_aside(&f->d);
+	assert_int_equal(state_of(f, fill), KVP_BLOCK_FREE);
+	all_agree(f);
+	done_with(f);
+}
+
+static void words_of_a_slab_that_is_gone_do_not_speak_for_the_one_at_its_place(void **state)
+{
+	static const bool lives[SESSIONS] = {true, true, true};
+	struct fixture *f = given_pool(9);
+	struct kvp_key keys[SLOTS];
+	uint64_t generations[SLOTS];
+
+	(void)state;
+	for (unsigned i = 0; i < SLOTS; i++)
+		keys[i] = given_block(f, NULL)->key;
+	for (unsigned i = 0; i < SLOTS; i++)
+		generations[i] = generation_of(f, i);
+	f->slabs[2].number = 777; /* another object, all zeroes */
+	atomic_store(&f->ns.slab_table[2].number, 777);
+	memset(f->slabs[2].map, 0, f->slabs[2].bytes);
+	restart(f, lives);
+	assert_int_equal(f->row.counters.published, SLOTS - WIDTH);
+	for (unsigned i = 0; i < SLOTS; i++) {
+		uint64_t slot = found_at(f, &keys[i]);
+
+		assert_true(slot == UINT64_MAX || slot / WIDTH != 2);
+	}
+	for (uint64_t slot = 2 * WIDTH; slot < 3 * WIDTH; slot++) {
+		assert_int_equal(state_of(f, slot), KVP_BLOCK_FREE);
+		assert_true(generation_of(f, slot) > generations[slot]);
+		assert_int_equal(f->ns.blocks[slot].slab_number, 777);
+	}
+	done_with(f);
+}
+
+static void a_move_cut_short_by_a_kill_leaves_one_of_the_two(void **state)
+{
+	static const bool lives[SESSIONS] = {true, true, true};
+	struct fixture *f = given_pool(10);
+	struct entry *e = given_block(f, NULL);
+	struct kvp_key key = e->key;
+	uint64_t from = e->slot, to = (from + WIDTH) % SLOTS;
+
+	(void)state;
+	f->ns.blocks[to] = f->ns.blocks[from]; /* the second copy is published, the first not yet free */
+	f->ns.blocks[to].slab_number = f->slabs[to / WIDTH].number;
+	restart(f, lives);
+	assert_int_equal(f->row.counters.published, 1);
+	assert_int_equal(f->row.counters.free, SLOTS - 1);
+	assert_true(found_at(f, &key) == from || found_at(f, &key) == to);
+	assert_int_equal(ns_entry(&f->ns, &key)->slot, found_at(f, &key));
+	all_agree(f);
+	done_with(f);
+}
+
+static void a_condemned_slab_gives_up_all_its_blocks_and_grants_and_no_new_ones(void **state)
+{
+	struct fixture *f = given_pool(11);
+	uint64_t generation, slot;
+
+	(void)state;
+	for (unsigned i = 0; i < SLOTS / 2; i++)
+		given_block(f, NULL);
+	for (unsigned i = 0; i < SLOTS / 4; i++)
+		block_grant(&f->ns, f->members[1], TOPOLOGY_ANY, &generation);
+	f->slabs[1].condemned = true;
+	f->ns.n_free -= f->slabs[1].n_free;
+	pin(f, 0, 1 * WIDTH, 1); /* held or not */
+	f->slabs[1].slots[0].io = 1;
+	assert_false(block_drop_slab(&f->ns, &f->slabs[1])); /* its bytes are on their way somewhere */
+	f->slabs[1].slots[0].io = 0;
+	assert_true(block_drop_slab(&f->ns, &f->slabs[1]));
+	for (slot = WIDTH; slot < 2 * WIDTH; slot++)
+		assert_int_equal(state_of(f, slot), KVP_BLOCK_FREE);
+	while ((slot = block_grant(&f->ns, f->members[2], TOPOLOGY_ANY, &generation)) != NO_SLOT)
+		assert_true(slot / WIDTH != 1);
+	assert_int_equal(f->ns.n_free, 0);
+	done_with(f);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(after_any_order_of_calls_gauges_words_index_and_grants_agree),
+		cmocka_unit_test(a_slot_that_has_used_up_its_generations_is_retired_and_never_given_out),
+		cmocka_unit_test(a_grant_past_its_limit_of_one_who_is_away_is_set_aside_until_given_back),
+		cmocka_unit_test(of_a_resumed_sessions_grants_only_the_listed_ones_stand),
+		cmocka_unit_test(a_hold_ends_with_the_first_use_or_its_second),
+		cmocka_unit_test(a_stamp_from_the_future_keeps_nothing),
+		cmocka_unit_test(
+			a_new_daemon_puts_draining_back_frees_what_was_being_filled_and_keeps_grants_of_the_living),
+		cmocka_unit_test(while_a_dead_daemons_reads_may_still_land_their_slots_are_set_aside),
+		cmocka_unit_test(words_of_a_slab_that_is_gone_do_not_speak_for_the_one_at_its_place),
+		cmocka_unit_test(a_move_cut_short_by_a_kill_leaves_one_of_the_two),
+		cmocka_unit_test(a_condemned_slab_gives_up_all_its_blocks_and_grants_and_no_new_ones),
+	};
+
+	if (argc > 1)
+		cmocka_set_test_filter(argv[1]);
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
