@@ -9,7 +9,7 @@
  *	spot		a pinned slot;  hold: what a view or block handle of the caller stands for
  *	request		a message that wants an answer
  *
- * Locks, outermost first.  attach_lock: connecting and joining, held over round trips.  ns_map->lock: stock, grants,
+ * Locks, outermost first.  attach_enter(): connecting and joining, held over round trips.  ns_map->lock: stock, grants,
  * staging, making of slab mappings.  client->lock: socket, current session, requests, list of namespaces, regions.
  * registry (self.c): list of clients, thread parts, spare holds.  Finding and pinning takes none.
  *
@@ -24,6 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <time.h>
 
 #include "kvpool.h"
 #include "kvpool_desc.h"
@@ -37,7 +38,8 @@
 #define PUBLISH_MS \
 	5000 /* longest wait of kvp_publish(): a copied publish may wait for room, a restart takes its time */
 #define STOCK_BLOCKS 8
-#define STOCK_IDLE_MS 5000 /* a stock nobody took from goes back */
+#define REFILL_WAIT_MS 20
+#define STOCK_IDLE_MS 1000 /* a stock nobody took from goes back */
 #define SLOT_NONE UINT64_MAX
 
 #ifndef MADV_POPULATE_READ
@@ -114,7 +116,9 @@ struct ns_map {
 	struct slab_map *all;
 	struct grant *stock;
 	uint32_t n_stock, stock_room, stock_target;
+	uint32_t n_back; /* the last ones of the stock: put back, on their way to the daemon */
 	bool refilling; /* a RESERVE for the stock is under way */
+	uint64_t refill_after_ns; /* the last one brought nothing */
 	struct request *arrived; /* answers to RESERVE for the keeper to take in */
 	uint64_t taken_ns; /* when somebody last took from the stock */
 	struct stage *stages; /* the first one is the newest */
@@ -185,10 +189,10 @@ struct kvp_client {
 	bool has_keeper;
 	int wake_fd;
 
-	pthread_mutex_t attach_lock;
 	pthread_mutex_t lock;
-	pthread_cond_t changed; /* tried, or a request is answered */
+	pthread_cond_t changed; /* tried, attaching, or a batch of a sequence is settled */
 	bool tried;
+	bool attaching; /* see attach_enter() */
 	bool closing;
 	bool online; /* messages may be sent: connected, resumed */
 	int fd; /* socket, -1: none; also under the registry lock */
@@ -278,6 +282,12 @@ static inline uint64_t after_ms(uint64_t ms)
 {
 	return now_ns() + ms * MS;
 }
+static inline struct timespec timespec_of(uint64_t ns)
+{
+	uint64_t seconds = ns / 1000000000ull < INT32_MAX ? ns / 1000000000ull : INT32_MAX;
+
+	return (struct timespec){.tv_sec = (time_t)seconds, .tv_nsec = (long)(ns % 1000000000ull)};
+}
 static inline uint64_t earlier(uint64_t a, uint64_t b)
 {
 	return a < b ? a : b;
@@ -360,7 +370,10 @@ void keeper_flush_counts(struct kvp_client *client);
 
 /** attach_try() - keeper: connect, HELLO, resume. Return: 0; -KVP_E... */
 int attach_try(struct kvp_client *client);
-/** attach_join() - under attach_lock: join one namespace in the current session. Return: 0; -KVP_E... */
+/** attach_enter() - the right to connect and join. Return: false: not by the deadline. */
+bool attach_enter(struct kvp_client *client, uint64_t deadline_ns);
+void attach_leave(struct kvp_client *client);
+/** attach_join() - between those two: join one namespace in the current session. Return: 0; -KVP_E... */
 int attach_join(struct kvp_ns *ns, uint64_t deadline_ns);
 /** attach_join_waiting() - keeper: namespaces that are not joined yet */
 void attach_join_waiting(struct kvp_client *client);

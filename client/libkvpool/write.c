@@ -109,7 +109,7 @@ void stock_drop(struct ns_map *map)
 	pthread_mutex_lock(&map->lock);
 	for (uint32_t i = 0; i < map->n_stock; i++)
 		grant_clear(map, map->stock[i].slot);
-	map->n_stock = 0;
+	map->n_stock = map->n_back = 0;
 	pthread_mutex_unlock(&map->lock);
 	stages_forget(map);
 }
@@ -253,6 +253,8 @@ static void reserve_done(struct request *request)
 		request = NULL;
 	}
 	map->refilling = false;
+	if (request) /* nothing came: the pool is full, and asking again at once would only keep the daemon busy */
+		map->refill_after_ns = after_ms(REFILL_WAIT_MS);
 	pthread_mutex_unlock(&map->lock);
 	request_free(request);
 }
@@ -282,7 +284,9 @@ void stock_refill(struct ns_map *map)
 	uint32_t want;
 
 	pthread_mutex_lock(&map->lock);
-	want = map->n_stock * 2 <= map->stock_target && !map->refilling ? map->stock_target - map->n_stock : 0;
+	want = map->n_stock * 2 <= map->stock_target && !map->refilling && now_ns() >= map->refill_after_ns
+		       ? map->stock_target - map->n_stock
+		       : 0;
 	map->refilling = map->refilling || want;
 	pthread_mutex_unlock(&map->lock);
 	if (!want)
@@ -297,6 +301,13 @@ void stock_refill(struct ns_map *map)
 	map->refilling = false;
 	pthread_mutex_unlock(&map->lock);
 	request_free(request);
+}
+
+/* What was put back is at the end of the stock: in one message, not one for each block. Under map->lock. */
+static void stock_give_back(struct ns_map *map)
+{
+	stock_abandon(map, map->n_back < map->n_stock ? map->n_back : map->n_stock);
+	map->n_back = 0;
 }
 
 void stock_keep(struct ns_map *map)
@@ -317,6 +328,7 @@ void stock_keep(struct ns_map *map)
 		request_free(request);
 	}
 	pthread_mutex_lock(&map->lock);
+	stock_give_back(map);
 	idle = now_ns() - map->taken_ns > STOCK_IDLE_MS * MS;
 	if (idle)
 		stock_abandon(map, map->n_stock);
@@ -449,6 +461,7 @@ static uint32_t stock_take(struct ns_map *map, uint32_t n, struct room *rooms)
 	while (got < n && map->n_stock) {
 		struct grant grant = map->stock[--map->n_stock];
 
+		map->n_back -= map->n_back > 0;
 		spot_pin_again(map, grant.slot);
 		rooms[got++] = (struct room){.kind = HOLD_GRANT,
 			.owner = map,
@@ -522,28 +535,27 @@ int64_t room_take(struct kvp_ns *ns, uint32_t n, bool with_private, uint64_t dea
 	return got;
 }
 
-/* Give back what the stock holds beyond its measure: in one message, not one for each block. */
 void stock_trim(struct ns_map *map)
 {
 	pthread_mutex_lock(&map->lock);
-	if (map->n_stock > map->stock_target)
-		stock_abandon(map, map->n_stock - map->stock_target);
+	stock_give_back(map);
 	pthread_mutex_unlock(&map->lock);
 }
 
-/* Into the stock; whoever puts back many calls stock_trim() after them, and the keeper does. */
+/* Others may be waiting for it, so it goes back to the daemon: by stock_trim() of whoever puts back many, or the keeper. */
 static void grant_put_back(struct ns_map *map, uint64_t slot, uint64_t generation)
 {
 	struct grant grant = {slot, generation};
-	bool more;
+	bool first = false;
 
 	spot_unpin(map, slot, generation);
 	pthread_mutex_lock(&map->lock);
-	if (grant_data(map, slot, generation) && (map->session->gone || map->lost || !stock_push(map, grant)))
+	if (grant_data(map, slot, generation) && !map->session->gone && !map->lost && stock_push(map, grant))
+		first = map->n_back++ == 0;
+	else
 		grant_clear(map, slot);
-	more = map->n_stock > map->stock_target;
 	pthread_mutex_unlock(&map->lock);
-	if (more)
+	if (first)
 		client_wake(map->session->client);
 }
 
