@@ -5,7 +5,7 @@
  * holds, publishes whose answers were lost, then everything else.  A daemon that does not know the session (another
  * pool, or the session was ended) gets a new HELLO; what was of the old session becomes private.
  *
- * By the keeper, under attach_lock; attach_join() also by kvp_ns_open().
+ * By the keeper, between attach_enter() and attach_leave(); attach_join() also by kvp_ns_open().
  */
 #include "internal.h"
 
@@ -20,6 +20,30 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
+
+/* A lock with a deadline. Held over round trips, so the keeper, who brings the answers, waits for it only when there is
+ * no connection to wait for. */
+bool attach_enter(struct kvp_client *client, uint64_t deadline_ns)
+{
+	struct timespec until = timespec_of(deadline_ns);
+	bool got;
+
+	pthread_mutex_lock(&client->lock);
+	while (client->attaching && now_ns() < deadline_ns)
+		pthread_cond_timedwait(&client->changed, &client->lock, &until);
+	got = !client->attaching;
+	client->attaching = true;
+	pthread_mutex_unlock(&client->lock);
+	return got;
+}
+
+void attach_leave(struct kvp_client *client)
+{
+	pthread_mutex_lock(&client->lock);
+	client->attaching = false;
+	pthread_cond_broadcast(&client->changed);
+	pthread_mutex_unlock(&client->lock);
+}
 
 static void attach_note(struct kvp_client *client, int r)
 {
@@ -443,7 +467,8 @@ int attach_try(struct kvp_client *client)
 	struct kvp_wire_welcome welcome;
 	int r;
 
-	pthread_mutex_lock(&client->attach_lock);
+	if (!attach_enter(client, after_ms(ANSWER_MS)))
+		return -KVP_EDETACHED;
 	r = socket_connect(client);
 	if (r == 0)
 		r = hello(client, &welcome);
@@ -459,7 +484,7 @@ int attach_try(struct kvp_client *client)
 		atomic_store(&client->state, KVP_INCOMPATIBLE);
 	else if (r < 0)
 		atomic_store(&client->state, KVP_DETACHED);
-	pthread_mutex_unlock(&client->attach_lock);
+	attach_leave(client);
 	if (r == 0 && client->online)
 		attach_join_waiting(client);
 	return r < 0 ? r : client->online ? 0 : -KVP_EDETACHED;
@@ -481,7 +506,8 @@ void attach_join_waiting(struct kvp_client *client)
 {
 	struct kvp_ns *ns;
 
-	pthread_mutex_lock(&client->attach_lock);
+	if (!attach_enter(client, 0))
+		return; /* whoever is at it may be waiting for an answer that we are to receive */
 	while (client->online && (ns = ns_waiting(client))) {
 		int r = attach_join(ns, after_ms(ANSWER_MS));
 
@@ -490,5 +516,5 @@ void attach_join_waiting(struct kvp_client *client)
 		if (r < 0)
 			break;
 	}
-	pthread_mutex_unlock(&client->attach_lock);
+	attach_leave(client);
 }

@@ -59,7 +59,6 @@ static int open_options(struct kvp_client *client, const struct kvp_open_opts *o
 
 static void client_free(struct kvp_client *client)
 {
-	pthread_mutex_destroy(&client->attach_lock);
 	pthread_mutex_destroy(&client->lock);
 	pthread_cond_destroy(&client->changed);
 	if (client->wake_fd >= 0)
@@ -82,7 +81,6 @@ static struct kvp_client *client_new(void)
 	client->backoff_ms = BACKOFF_MIN_MS;
 	client->heartbeat_ms = 1000;
 	atomic_store(&client->state, KVP_DETACHED);
-	pthread_mutex_init(&client->attach_lock, NULL);
 	pthread_mutex_init(&client->lock, NULL);
 	pthread_condattr_init(&attr);
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -116,7 +114,7 @@ static int keeper_start(struct kvp_client *client)
 static void wait_for_try(struct kvp_client *client)
 {
 	uint64_t until = after_ms(client->connect_timeout_ms);
-	struct timespec t = {.tv_sec = (time_t)(until / 1000000000ull), .tv_nsec = (long)(until % 1000000000ull)};
+	struct timespec t = timespec_of(until);
 
 	pthread_mutex_lock(&client->lock);
 	while (!client->tried && pthread_cond_timedwait(&client->changed, &client->lock, &t) == 0)

@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 int ns_bad(const struct kvp_ns *ns)
 {
@@ -110,16 +109,14 @@ static int ns_join_now(struct kvp_ns *ns)
 {
 	struct kvp_client *client = ns->client;
 	uint64_t deadline = after_ms(client->connect_timeout_ms);
-	struct timespec until = {
-		.tv_sec = (time_t)(deadline / 1000000000ull), .tv_nsec = (long)(deadline % 1000000000ull)};
 	int r;
 
 	if (atomic_load(&client->state) != KVP_ATTACHED)
 		return 0;
-	if (pthread_mutex_clocklock(&client->attach_lock, CLOCK_MONOTONIC, &until) != 0)
+	if (!attach_enter(client, deadline))
 		return 0; /* the keeper is at it; it joins this one too */
 	r = attach_join(ns, deadline);
-	pthread_mutex_unlock(&client->attach_lock);
+	attach_leave(client);
 	return r == -KVP_EDETACHED || r == -KVP_ETIMEDOUT || r == -KVP_EGONE ? 0 : r;
 }
 
@@ -161,11 +158,11 @@ void kvp_ns_close(struct kvp_ns *ns)
 	if (in_child) {
 		ns_unlink(ns);
 	} else {
-		pthread_mutex_lock(&client->attach_lock); /* the keeper may be joining it */
+		attach_enter(client, UINT64_MAX); /* the keeper may be joining it */
 		pthread_mutex_lock(&client->lock);
 		ns_unlink(ns);
 		pthread_mutex_unlock(&client->lock);
-		pthread_mutex_unlock(&client->attach_lock);
+		attach_leave(client);
 	}
 	ns_free(ns, in_child);
 }

@@ -93,7 +93,7 @@ static void wait_for_flight(struct kvp_seq *seq)
 {
 	struct kvp_client *client = seq->ns->client;
 	uint64_t until = after_ms(FULL_MS);
-	struct timespec t = {.tv_sec = (time_t)(until / 1000000000ull), .tv_nsec = (long)(until % 1000000000ull)};
+	struct timespec t = timespec_of(until);
 
 	pthread_mutex_lock(&client->lock);
 	while (atomic_load(&seq->tally->in_flight) >= BATCHES_IN_FLIGHT && client->online &&

@@ -211,11 +211,6 @@ void client_wake(struct kvp_client *client)
 
 /* ---- waiting ---- */
 
-static struct timespec timespec_of(uint64_t ns)
-{
-	return (struct timespec){.tv_sec = (time_t)(ns / 1000000000ull), .tv_nsec = (long)(ns % 1000000000ull)};
-}
-
 /* The keeper itself waits by receiving: nobody else would bring the answer. */
 static void keeper_pump(struct kvp_client *client, const struct request *request, uint64_t deadline_ns)
 {
