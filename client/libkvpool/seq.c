@@ -13,8 +13,8 @@
 
 #define SALT_MAX 64
 #define EXTRA_MAX 4096
-#define APPEND_MS 100 /* longest wait for room in the pool before private memory is taken */
-#define NO_ROOM_MS 1000 /* and not again before so long */
+#define APPEND_MS 250 /* longest wait for room in the pool: a block kept out of it is computed again by everybody else */
+#define NO_ROOM_MS 500 /* and not again before so long */
 #define ONLY_STOCK 1 /* a deadline long past: nobody is asked */
 
 /* ---- cells ---- */
