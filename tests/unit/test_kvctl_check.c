@@ -341,6 +341,7 @@ static void what_a_killed_daemon_left_unfinished_is_no_violation_but_told(void *
 	json_t *json;
 
 	f->header->state = KVP_DAEMON_SERVING;
+	f->silent = true;
 	f->header->heartbeat_ns = fake_now() - 5000000000u;
 	f->blocks[2].word = kvp_word(1, KVP_BLOCK_DRAINING);
 	assert_int_equal(run_here(f, "check"), 0);

@@ -61,6 +61,7 @@ static void a_silent_daemon_is_told_with_its_age_and_pid(void **state)
 {
 	struct fake *f = *state;
 
+	f->silent = true;
 	f->header->heartbeat_ns = fake_now() - 12000000000u;
 	assert_int_equal(run_here(f, "stats"), 3);
 	assert_says(f->out, "not answering: heartbeat 12.");
@@ -100,7 +101,7 @@ static void a_copy_that_never_holds_still_is_marked_and_comes_at_once(void **sta
 
 	f->stats->version = 3;
 	assert_int_equal(run_here(f, "stats", "--json"), 0);
-	assert_true(fake_now() - before < 1000000000u);
+	assert_true(fake_now() - before < 3000000000u); /* the machine may be busy */
 	json = parsed(f);
 	assert_true(json_is_true(json_object_get(json, "inconsistent")));
 	json_decref(json);
@@ -121,7 +122,7 @@ static void a_daemon_that_changes_all_the_time_delays_nobody(void **state)
 	}
 	before = fake_now();
 	assert_int_equal(run_here(f, "stats", "--json"), 0);
-	assert_true(fake_now() - before < 1000000000u);
+	assert_true(fake_now() - before < 3000000000u); /* the machine may be busy */
 	json_decref(parsed(f));
 	kill(pid, SIGKILL);
 	waitpid(pid, NULL, 0);
@@ -199,6 +200,7 @@ static void objects_cut_short_are_refused_without_a_crash(void **state)
 	assert_int_equal(truncate(path, 10), 0);
 	assert_int_equal(run_here(f, "stats"), 4);
 	fake_path(f, path, "header");
+	f->silent = true; /* its page goes */
 	assert_int_equal(truncate(path, 100), 0);
 	assert_int_equal(run_here(f, "stats"), 4);
 	assert_int_equal(truncate(path, 0), 0);
@@ -246,6 +248,7 @@ static void of_two_pools_at_a_socket_the_one_that_beats_is_shown(void **state)
 	struct fake *other = fake_beside(f);
 	json_t *json;
 
+	f->silent = true;
 	f->header->heartbeat_ns = fake_now() - 60000000000u;
 	assert_int_equal(run_here(f, "stats", "--json"), 0);
 	json = parsed(f);
