@@ -13,7 +13,8 @@
 
 #define SALT_MAX 64
 #define EXTRA_MAX 4096
-#define APPEND_MS 250 /* longest wait for room in the pool: a block kept out of it is computed again by everybody else */
+#define APPEND_MS \
+	250 /* longest wait for room in the pool: a block kept out of it is computed again by everybody else */
 #define NO_ROOM_MS 500 /* and not again before so long */
 #define ONLY_STOCK 1 /* a deadline long past: nobody is asked */
 
@@ -29,6 +30,8 @@ struct cell *cell_new(const struct room *room)
 	}
 	atomic_store(&cell->refs, 1);
 	cell->room = *room;
+	cell->data = room->data;
+	cell->is_private = room->kind == HOLD_PRIVATE;
 	return cell;
 }
 
@@ -414,7 +417,7 @@ static const struct cell *seq_writable(const struct kvp_seq *seq, uint64_t pos)
 		pos >= seq->n_tokens)
 		return NULL;
 	cell = seq->cells[pos / seq->ns->join.desc.block_tokens];
-	return cell && cell->room.data ? cell : NULL;
+	return cell && cell->data ? cell : NULL;
 }
 
 void *kvp_seq_row(struct kvp_seq *seq, uint32_t layer, enum kvp_kv which, uint32_t head, uint64_t pos)
@@ -425,7 +428,7 @@ void *kvp_seq_row(struct kvp_seq *seq, uint32_t layer, enum kvp_kv which, uint32
 	if (!cell || kvp_geom(seq->ns, layer, which, &off, &token_stride, &head_stride, NULL) < 0 ||
 		head >= seq->ns->join.desc.layers[layer].kv_heads)
 		return NULL;
-	return cell->room.data + off + pos % seq->ns->join.desc.block_tokens * token_stride + head * head_stride;
+	return cell->data + off + pos % seq->ns->join.desc.block_tokens * token_stride + head * head_stride;
 }
 
 void *kvp_seq_block(struct kvp_seq *seq, uint64_t pos, uint32_t *index)
@@ -436,7 +439,7 @@ void *kvp_seq_block(struct kvp_seq *seq, uint64_t pos, uint32_t *index)
 		return NULL;
 	if (index)
 		*index = (uint32_t)(pos % seq->ns->join.desc.block_tokens);
-	return cell->room.data;
+	return cell->data;
 }
 
 int kvp_seq_table(struct kvp_seq *seq, struct kvattn_table *table)
@@ -666,6 +669,7 @@ int kvp_seq_truncate(struct kvp_seq *seq, uint64_t n)
 		seq->n_settled = n / width;
 	if (seq->n_let_go > n / width)
 		seq->n_let_go = n / width;
+	seq->broken = false; /* what broke it may be cut off; else it is met again */
 	return 0;
 }
 
@@ -692,7 +696,7 @@ int kvp_seq_stats(const struct kvp_seq *seq, struct kvp_seq_stats *stats)
 		if (cell_state(cell) == CELL_STORED && cell->spot.map)
 			stats->lost += spot_lost(cell->spot.map, cell->spot.slot, cell->spot.generation);
 		else
-			stats->private_blocks += cell->room.kind == HOLD_PRIVATE;
+			stats->private_blocks += cell->is_private;
 	}
 	return 0;
 }

@@ -25,7 +25,9 @@ struct cell {
 	_Atomic uint32_t refs; /* sequences and batches */
 	_Atomic uint32_t state; /* enum cell_state; stored with release after the fields below */
 	uint32_t tries;
-	struct room room; /* our own memory, HOLD_NONE: none (any more) */
+	bool is_private;
+	char *data; /* base of the memory it was made with, NULL: found */
+	struct room room; /* whose that memory is, HOLD_NONE: nobody's (any more); the keeper's while SENT */
 	struct spot spot; /* map NULL: none; else pinned */
 };
 
@@ -74,7 +76,7 @@ static inline enum cell_state cell_state(const struct cell *cell)
 /* Where its bytes are read: our own memory as long as we have it, for a table in use may point there. */
 static inline char *cell_data(const struct cell *cell)
 {
-	return cell_state(cell) == CELL_STORED && cell->spot.map ? (char *)(uintptr_t)cell->spot.data : cell->room.data;
+	return cell_state(cell) == CELL_STORED && cell->spot.map ? (char *)(uintptr_t)cell->spot.data : cell->data;
 }
 
 struct cell *cell_new(const struct room *room);

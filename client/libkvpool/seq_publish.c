@@ -170,7 +170,7 @@ static bool seq_batch_add(struct kvp_seq *seq, struct batch *batch, uint64_t b, 
 	struct cell *cell = seq->cells[b];
 	uint32_t open = CELL_OPEN;
 
-	if (cell->room.kind == HOLD_PRIVATE) {
+	if (cell->is_private) {
 		if (!seq_heal(seq, b, healed))
 			return false;
 		cell = seq->cells[b];
