@@ -363,6 +363,39 @@ static void a_read_overtakes_the_writes_that_wait(void **state)
 	free(writes);
 }
 
+static void writes_that_hang_leave_places_to_reads(void **state)
+{
+	enum { N = 12 };
+	struct fixture *f = *state;
+	struct job writes[N], read_job = job_of(IO_READ, f->fd, 0, f->in, 4096);
+	uint64_t deadline = loop_now() + 5 * SECOND;
+	int pipes[2];
+
+	assert_int_equal(put(f, f->fd, 0, f->out, 4096), 4096);
+	assert_int_equal(pipe(pipes), 0); /* a device that takes nothing */
+	while (fcntl(pipes[1], F_SETFL, O_NONBLOCK), write(pipes[1], f->out, 4096) > 0)
+		;
+	fcntl(pipes[1], F_SETFL, 0);
+	for (unsigned i = 0; i < N; i++) {
+		writes[i] = job_of(IO_WRITE, pipes[1], 0, f->out, 4096);
+		job_start(f, &writes[i]);
+	}
+	job_start(f, &read_job);
+	while (!read_job.n_done && loop_now() < deadline)
+		io_wait(f->io, loop_now() + SECOND / 10);
+	assert_int_equal(read_job.n_done, 1);
+	assert_int_equal(io_in_flight(f->io), N);
+	fcntl(pipes[0], F_SETFL, O_NONBLOCK);
+	while (io_in_flight(f->io) && loop_now() < deadline) {
+		if (read(pipes[0], f->in, 65536) < 0)
+			usleep(1000);
+		io_reap(f->io);
+	}
+	assert_int_equal(io_in_flight(f->io), 0);
+	close(pipes[0]);
+	close(pipes[1]);
+}
+
 struct stream {
 	struct job job;
 	struct fixture *f;
@@ -823,6 +856,7 @@ int main(void)
 		BOTH(an_operation_that_is_wrong_for_both_engines_changes_none),
 		BOTH(a_ring_of_8_survives_100000_requests_of_64_clients),
 		BOTH(a_read_overtakes_the_writes_that_wait),
+		RING(writes_that_hang_leave_places_to_reads),
 		BOTH(a_stream_of_reads_does_not_stop_a_write_for_ever),
 		BOTH(offsets_beyond_2_and_4_gib_are_exact),
 		BOTH(a_transfer_over_2_gib_is_told_in_full),

@@ -127,6 +127,29 @@ static void many_at_once_come_back_exact(void **state)
 	free(memory);
 }
 
+static void a_write_beside_a_full_queue_of_reads_waits_for_its_turn(void **state)
+{
+	struct fixture *f = *state;
+	struct spill_record record;
+	unsigned n = 0;
+	int r;
+
+	for (unsigned k = 0; k < 8; k++) /* the open segment is full: the next write also flushes it */
+		assert_int_equal(put(f, k, 500000), 0);
+	for (; n < f->spill->n_transfers - 1; n++) {
+		record = block_record(&f->blocks[0]);
+		assert_int_equal(
+			spill_read(f->spill, f->blocks[0].place, &record, f->in, block_done, &f->blocks[0]), 0);
+	}
+	f->blocks[9].bytes = 500000;
+	record = block_record(&f->blocks[9]);
+	r = spill_write(f->spill, &record, f->out, &f->blocks[9], block_done, &f->blocks[9]);
+	assert_int_equal(r, -EAGAIN);
+	settle(f);
+	assert_int_equal(put(f, 9, 500000), 0);
+	assert_true(store_adds_up(f));
+}
+
 static void what_does_not_fit_a_segment_is_refused(void **state)
 {
 	struct fixture *f = *state;
@@ -349,6 +372,26 @@ static void a_damaged_superblock_is_moved_aside_and_a_new_store_begun(void **sta
 		assert_int_equal(put(f, 1, 20000), 0);
 		assert_int_equal(get(f, 1), 0);
 	}
+}
+
+static void each_start_has_a_number_of_its_own(void **state)
+{
+	struct fixture *f = *state;
+
+	for (uint64_t start = 1; start < 6; start++) {
+		assert_int_equal(f->spill->file.super.start, start);
+		assert_int_equal(f->spill->next_sequence, (start << 32) + 1);
+		assert_int_equal(f->spill->file.super.pid, getpid());
+		assert_int_equal(fixture_reopen(f), 0);
+	}
+}
+
+static void the_rings_operations_wait_for_the_disk(void **state)
+{
+	struct fixture *f = *state;
+
+	/* with O_NONBLOCK on the file io_uring would answer EAGAIN instead */
+	assert_int_equal(fcntl(f->spill->file.fd, F_GETFL) & O_NONBLOCK, 0);
 }
 
 static void one_damaged_copy_of_the_superblock_loses_nothing(void **state)
@@ -848,6 +891,7 @@ int main(void)
 		BOTH(blocks_of_any_size_come_back_after_a_restart),
 		BOTH(without_o_direct_it_is_the_same),
 		BOTH(many_at_once_come_back_exact),
+		BOTH(a_write_beside_a_full_queue_of_reads_waits_for_its_turn),
 		ONCE(what_does_not_fit_a_segment_is_refused),
 		BOTH(a_forgotten_record_is_not_read_and_not_told_gone),
 		ONCE(a_record_asked_for_under_another_name_is_refused),
@@ -856,6 +900,8 @@ int main(void)
 		BOTH(damage_is_counted_told_and_then_forgotten),
 		ONCE(a_header_damaged_under_a_running_store_is_refused),
 		ONCE(a_damaged_superblock_is_moved_aside_and_a_new_store_begun),
+		ONCE(each_start_has_a_number_of_its_own),
+		ONCE(the_rings_operations_wait_for_the_disk),
 		ONCE(one_damaged_copy_of_the_superblock_loses_nothing),
 		BOTH(a_store_cut_short_or_emptied_opens_with_what_is_left),
 		BOTH(a_file_cut_under_a_running_store_is_damage_not_a_crash),
