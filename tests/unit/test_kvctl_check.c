@@ -257,7 +257,7 @@ static void a_session_without_object_or_with_a_broken_one_is_found(void **state)
 #define with(field, wrong, object, what) \
 	do { \
 		__typeof__(field) right_ = (field); \
-		(field) = (__typeof__(field))(wrong); \
+		(field) = (wrong); \
 		expect_violation(f, object, what); \
 		(field) = right_; \
 	} while (0)
