@@ -93,7 +93,7 @@ static void slot_push_free(struct ns *ns, struct slab *slab, uint32_t index)
 	slab->slots[index].next = slab->free_head;
 	slab->free_head = index + 1;
 	slab->n_free++;
-	if (!slab->condemned)
+	if (!slab->withdrawn)
 		ns->n_free++;
 }
 
@@ -123,7 +123,7 @@ static uint64_t slot_pop_free(struct ns *ns, uint32_t node, const struct slab *a
 	for (uint32_t place = 0; place < ns->head->max_places; place++) {
 		struct slab *slab = ns->d->slabs[place];
 
-		if (!slab || slab->ns != ns || !slab->n_free || slab == away_from || slab->condemned)
+		if (!slab || slab->ns != ns || !slab->n_free || slab == away_from || slab->withdrawn)
 			continue;
 		/* the fullest one on that node: emptier slabs get the chance to become empty */
 		if (!best || (slab->node == node && best->node != node) ||

@@ -712,7 +712,9 @@ void ns_remove_slab(struct ns *ns, struct slab *slab)
 	atomic_fetch_add_explicit(&ns->head->slab_changes, 1, memory_order_release);
 	pool_stats_begin(&d->pool);
 	ns->n_slots -= slab->n_slots;
-	if (!slab->condemned)
+	if (ns->emptying == slab)
+		ns->emptying = NULL;
+	if (!slab->withdrawn)
 		ns->n_free -= slab->n_free;
 	gauge_add(&ns->row->counters.slots, -(int64_t)slab->n_slots);
 	gauge_add(&ns->row->counters.free, -(int64_t)slab->n_free);

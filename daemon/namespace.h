@@ -91,6 +91,9 @@ struct ns {
 	uint32_t *ghosts; /* what was evicted or damaged: tag:30 | reason:2, by key; NULL until first used */
 	uint64_t cost_ns_per_token;
 	uint64_t no_room_until_ns; /* nothing was evictable: do not look again before */
+	struct slab
+		*emptying; /* withdrawn: its blocks are being moved to others, for it is to go to another namespace */
+	uint64_t emptying_until_ns; /* nobody has asked for it since: it stays */
 	uint64_t steal_after_ns; /* do not look at the others' memory again before */
 };
 

@@ -343,6 +343,21 @@ int slab_let_write(struct slab *slab)
 	return 0;
 }
 
+void slab_withdraw(struct slab *slab)
+{
+	if (!slab->withdrawn)
+		slab->ns->n_free -= slab->n_free;
+	slab->withdrawn = true;
+}
+
+void slab_give_again(struct slab *slab)
+{
+	if (!slab->withdrawn || slab->condemned)
+		return;
+	slab->withdrawn = false;
+	slab->ns->n_free += slab->n_free;
+}
+
 /* A writer broke it. Which one nobody can tell, but who could have. */
 static void slab_condemn(struct daemon *d, struct slab *slab)
 {
@@ -350,7 +365,7 @@ static void slab_condemn(struct daemon *d, struct slab *slab)
 	unsigned n = 0;
 
 	slab->condemned = true;
-	slab->ns->n_free -= slab->n_free; /* nobody gets them */
+	slab_withdraw(slab);
 	gauge_add(&d->pool.stats->counters.slabs_condemned, 1);
 	for (struct session *s = d->sessions; s; s = s->next) {
 		if (!(s->has_place[slab->place] & PLACE_WRITABLE))

@@ -33,7 +33,8 @@ struct slab {
 	uint32_t n_slots, n_free, free_head;
 	bool client_writable; /* a session got a rw descriptor of it, or may have got one from an earlier daemon */
 	int guard; /* while client_writable */
-	bool condemned; /* no slot of it is given out; it goes when the last transfer in it has ended */
+	bool withdrawn; /* no slot of it is given out, and its free ones are not counted as free */
+	bool condemned; /* and it goes when the last transfer in it has ended */
 	bool bound;
 };
 
@@ -48,6 +49,9 @@ void slab_drop(struct daemon *d, struct slab *slab);
 /** slab_set_use() - move its row to another user */
 void slab_set_use(struct daemon *d, struct slab *slab, enum kvp_slab_use use, struct ns *ns);
 uint64_t slab_spare_bytes(const struct daemon *d);
+/** slab_withdraw() - give out no slot of it from now on. slab_give_again() - after all. */
+void slab_withdraw(struct slab *slab);
+void slab_give_again(struct slab *slab);
 /** slab_let_write() - a client gets, or may have, a descriptor it can write with: from now on it is watched. Return: 0; -ENOSPC. */
 int slab_let_write(struct slab *slab);
 /** slab_look() - a few times a second: slabs writers broke, and those that left */

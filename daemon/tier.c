@@ -30,6 +30,9 @@
 #define RETRY_NS 20000000ull /* nothing could be evicted: look again after so long */
 #define PUBLISH_WAIT_NS 2000000000ull /* a copied publish waits so long for a slot */
 #define LOOKS_MAX 512 /* candidates looked at in one call */
+#define STEAL_LOOKS_MAX 4096 /* and when a whole slab is wanted */
+#define MOVE_MAX (16ull << 20) /* bytes copied in one call to empty a slab */
+#define EMPTYING_NS 1000000000ull
 #define JOBS_MAX 256 /* requests of one peer that wait */
 #define STEAL_NS 100000000ull /* how often a namespace looks at the memory of the others */
 #define STEAL_TICKS (10 * TICKS_PER_SECOND) /* so much longer, and twice as long, unused: worth moving a slab for */
@@ -328,23 +331,24 @@ static int tier_write(struct entry *e)
 }
 
 /* Evict, or start to write, the oldest candidates, until @want slots are free or coming. */
-static void tier_evict_oldest(struct ns *ns, uint64_t want)
+static void tier_evict_oldest(struct ns *ns, uint64_t want, unsigned looks_max)
 {
 	struct daemon *d = ns->d;
+	struct entry *first_held = NULL;
 	bool spill = tier_on(d);
 
-	for (unsigned looks = 0; looks < LOOKS_MAX && ns->n_free + ns->n_writing < want; looks++) {
+	for (unsigned looks = 0; looks < looks_max && ns->n_free + ns->n_writing < want; looks++) {
 		struct entry *e = policy_first(ns);
 		uint32_t place, index, stamp;
 
-		if (!e)
-			return;
+		if (!e || e == first_held)
+			return; /* all round: everything is in use */
 		place = (uint32_t)(e->slot / ns->head->slots_per_slab);
 		index = (uint32_t)(e->slot % ns->head->slots_per_slab);
 		stamp = e->stamp;
 		if (session_pins(d, place, index, &stamp) || block_is_held(e)) {
-			if (e->stamp == daemon_tick(d))
-				return; /* all round: everything is in use */
+			if (!first_held)
+				first_held = e;
 			e->stamp = daemon_tick(d);
 			policy_touch(ns, e);
 			continue;
@@ -385,33 +389,52 @@ static bool tier_may_empty(struct ns *donor, const struct slab *slab)
 	return true;
 }
 
-/* Empty one slab of @donor by moving its blocks to its other slabs. */
-static bool tier_empty_slab(struct ns *donor)
+/* The slab of @donor with the fewest blocks, if there is room for them in its others. */
+static struct slab *tier_slab_to_empty(struct ns *donor)
 {
 	struct slab *best = NULL;
-	uint32_t width = donor->head->slots_per_slab;
 
-	if (donor->n_free < width)
-		return false;
+	if (donor->n_free < donor->head->slots_per_slab)
+		return NULL;
 	for (uint32_t place = 0; place < donor->head->max_places; place++) {
 		struct slab *slab = donor->d->slabs[place];
 
-		if (slab && slab->ns == donor && !slab->condemned && (!best || slab->n_free > best->n_free) &&
+		if (slab && slab->ns == donor && !slab->withdrawn && (!best || slab->n_free > best->n_free) &&
 			tier_may_empty(donor, slab))
 			best = slab;
 	}
-	if (!best)
-		return false;
+	return best;
+}
+
+/* Empty one slab of @donor by moving its blocks to its other slabs, a piece a call. Return: true: it is empty, and gone. */
+static bool tier_empty_slab(struct ns *donor)
+{
+	uint32_t width = donor->head->slots_per_slab;
+	uint64_t moved = 0;
+
+	if (!donor->emptying) {
+		donor->emptying = tier_slab_to_empty(donor);
+		if (!donor->emptying)
+			return false;
+		slab_withdraw(donor->emptying);
+	}
+	donor->emptying_until_ns = loop_now() + EMPTYING_NS;
 	for (uint32_t i = 0; i < width; i++) {
-		uint64_t slot = (uint64_t)best->place * width + i;
+		uint64_t slot = (uint64_t)donor->emptying->place * width + i;
 		enum kvp_block_state state = kvp_word_state(atomic_load(&donor->blocks[slot].word));
 
 		if (state == KVP_BLOCK_FREE || state == KVP_BLOCK_RETIRED)
 			continue;
-		if (state != KVP_BLOCK_PUBLISHED || !block_move(best->slots[i].who, best))
+		if (moved >= MOVE_MAX)
+			return false; /* who wants it asks again */
+		if (state != KVP_BLOCK_PUBLISHED || !block_move(donor->emptying->slots[i].who, donor->emptying)) {
+			slab_give_again(donor->emptying);
+			donor->emptying = NULL;
 			return false;
+		}
+		moved += donor->head->block_stride;
 	}
-	ns_remove_slab(donor, best);
+	ns_remove_slab(donor, donor->emptying);
 	return true;
 }
 
@@ -478,7 +501,8 @@ static bool tier_steal(struct ns *ns, struct ns *donor, uint32_t node)
 {
 	if (!donor)
 		return false;
-	tier_evict_oldest(donor, donor->head->slots_per_slab);
+	tier_evict_oldest(
+		donor, donor->head->slots_per_slab - (donor->emptying ? donor->emptying->n_free : 0), STEAL_LOOKS_MAX);
 	return tier_empty_slab(donor) && ns_add_slab(ns, node);
 }
 
@@ -495,7 +519,7 @@ uint64_t tier_make_room(struct ns *ns, uint64_t want, uint32_t node)
 		return ns->n_free;
 	if (now >= ns->steal_after_ns && !tier_steal(ns, tier_idle_donor(ns), node))
 		ns->steal_after_ns = now + STEAL_NS;
-	tier_evict_oldest(ns, want);
+	tier_evict_oldest(ns, want, LOOKS_MAX);
 	if (!ns->n_free && !ns->n_writing && !tier_steal(ns, tier_largest_donor(ns), node)) {
 		ns->no_room_until_ns = now + RETRY_NS;
 		ns->d->holds_wanted = true;
@@ -1110,7 +1134,7 @@ uint64_t tier_evict(struct daemon *d, uint64_t ns_id, uint64_t n)
 		/* clean and unspillable ones go now, others start to be written and go when asked again */
 		for (uint64_t last = UINT64_MAX; ns->n_free - before < n - done && ns->n_free != last;) {
 			last = ns->n_free;
-			tier_evict_oldest(ns, before + n - done + ns->n_writing);
+			tier_evict_oldest(ns, before + n - done + ns->n_writing, LOOKS_MAX);
 		}
 		done += ns->n_free - before;
 	}
@@ -1303,7 +1327,12 @@ void tier_tick(struct daemon *d)
 		block_release_set_aside(d);
 		log_info("the last daemon's I/O has ended: its slots are free again");
 	}
-	for (struct ns *ns = d->namespaces; ns; ns = ns->next)
+	for (struct ns *ns = d->namespaces; ns; ns = ns->next) {
+		if (ns->emptying && loop_now() > ns->emptying_until_ns) {
+			slab_give_again(ns->emptying);
+			ns->emptying = NULL;
+		}
 		tier_serve(ns);
+	}
 	drain_step(d->tier);
 }

@@ -333,6 +333,7 @@ static void bye_ends_the_session_at_once_though_its_process_lives(void **state)
 	connect_client(f);
 	put(&f->ns, 1);
 	assert_int_equal(wire_pin(&f->ns, &key, &pinned), 1);
+	wait_gauges(f, 1, 0, 1, 2000);
 	assert_int_equal(wire_send(&f->w, KVP_MSG_BYE, 0, NULL, 0, NULL, 0), 0);
 	wait_gauges(f, 0, 0, 1, 2000); /* its word is cleared; the object goes with its process, that may still store */
 	assert_int_equal(atomic_load(&f->w.session->word), 0);

@@ -664,7 +664,7 @@ static void a_condemned_slab_gives_up_all_its_blocks_and_grants_and_no_new_ones(
 	for (unsigned i = 0; i < SLOTS / 4; i++)
 		block_grant(&f->ns, f->members[1], TOPOLOGY_ANY, &generation);
 	f->slabs[1].condemned = true;
-	f->ns.n_free -= f->slabs[1].n_free;
+	slab_withdraw(&f->slabs[1]);
 	pin(f, 0, 1 * WIDTH, 1); /* held or not */
 	f->slabs[1].slots[0].io = 1;
 	assert_false(block_drop_slab(&f->ns, &f->slabs[1])); /* its bytes are on their way somewhere */
