@@ -9,6 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Inlined for good: what is found stays in registers. */
+#define HOT inline __attribute__((always_inline))
+
 #define BUSY_TRIES 64 /* DRAINING lasts a look at the pin tables; a word that moves more often is a miss */
 #define PREFETCH_AHEAD 8
 #define MATCH_MS 100 /* longest wait of kvp_match() for a daemon that does not answer */
@@ -18,10 +21,6 @@
 
 /* ---- one slot ---- */
 
-static inline uint32_t slot_place(const struct ns_map *map, uint64_t slot)
-{
-	return (uint32_t)slot / map->slots_per_slab;
-}
 static inline struct kvp_pin *slot_pin(const struct ns_map *map, uint64_t slot)
 {
 	uint32_t place = slot_place(map, slot);
@@ -56,14 +55,14 @@ static void pin_drop(struct kvp_pin *pin)
 	atomic_fetch_sub_explicit(&pin->count, 1, memory_order_release);
 }
 
-enum found find_pin_slot(struct ns_map *map, uint64_t slot, const struct kvp_key *key, struct spot *spot)
+static HOT enum found slot_try(struct ns_map *map, uint64_t slot, const struct kvp_key *key, struct spot *spot)
 {
 	const struct session *session = map->session;
 	const struct kvp_block *block;
 	const struct slab_map *slab;
 	struct kvp_pin *pin;
 	uint64_t word, number;
-	uint32_t place;
+	uint32_t place, index;
 
 	if (slot >= map->n_slots)
 		return FOUND_NOT;
@@ -81,7 +80,8 @@ enum found find_pin_slot(struct ns_map *map, uint64_t slot, const struct kvp_key
 	word = atomic_load_explicit(&block->word, memory_order_acquire);
 	if (kvp_word_state(word) != KVP_BLOCK_PUBLISHED)
 		return kvp_word_state(word) == KVP_BLOCK_DRAINING ? FOUND_BUSY : FOUND_NOT;
-	pin = slot_pin(map, slot);
+	index = (uint32_t)slot - place * map->slots_per_slab;
+	pin = session_pin(session, place, index);
 	atomic_fetch_add_explicit(&pin->count, 1, memory_order_seq_cst);
 	if (atomic_load_explicit(&block->word, memory_order_seq_cst) != word) {
 		pin_drop(pin);
@@ -97,20 +97,32 @@ enum found find_pin_slot(struct ns_map *map, uint64_t slot, const struct kvp_key
 	spot->map = map;
 	spot->slot = slot;
 	spot->generation = kvp_word_generation(word);
-	spot->data = slab->base + (slot - (uint64_t)place * map->slots_per_slab) * map->block_stride;
+	spot->data = slab->base + index * map->block_stride;
 	spot->used_bytes = block->used_bytes;
 	spot->used_tokens = block->used_tokens;
+	spot->block = block;
+	spot->pin = pin;
 	return FOUND_PINNED;
 }
 
-bool spot_lost(const struct ns_map *map, uint64_t slot, uint64_t generation)
+enum found find_pin_slot(struct ns_map *map, uint64_t slot, const struct kvp_key *key, struct spot *spot)
+{
+	return slot_try(map, slot, key, spot);
+}
+
+static HOT bool block_lost(const struct kvp_block *block, uint64_t generation)
 {
 	uint64_t word;
 
 	atomic_thread_fence(memory_order_acquire); /* what was read of the block comes before this look */
-	word = atomic_load_explicit(&map->blocks[slot].word, memory_order_relaxed);
+	word = atomic_load_explicit(&block->word, memory_order_relaxed);
 	return kvp_word_generation(word) != generation ||
 	       (kvp_word_state(word) != KVP_BLOCK_PUBLISHED && kvp_word_state(word) != KVP_BLOCK_DRAINING);
+}
+
+bool spot_lost(const struct ns_map *map, uint64_t slot, uint64_t generation)
+{
+	return block_lost(&map->blocks[slot], generation);
 }
 
 bool spot_unpin(const struct ns_map *map, uint64_t slot, uint64_t generation)
@@ -151,8 +163,22 @@ static enum found slot_look(struct ns_map *map, uint64_t slot, const struct kvp_
 	return FOUND_PINNED;
 }
 
+static HOT enum found hint_try(
+	struct ns_map *map, uint64_t slot, const struct kvp_key *key, enum lookup how, struct spot *spot)
+{
+	return how == LOOKUP_PIN ? slot_try(map, slot, key, spot) : slot_look(map, slot, key, how);
+}
+
+static HOT bool bucket_is_full(const struct kvp_index_bucket *bucket)
+{
+	for (unsigned i = KVP_INDEX_WIDTH; i-- > 0;) /* the last place is the first one to be empty */
+		if (!atomic_load_explicit(&bucket->hint[i], memory_order_relaxed))
+			return false;
+	return true;
+}
+
 /* One pass over the key's buckets. FOUND_BUSY: a hint pointed to a slot that was just being looked at by the evictor. */
-static enum found index_probe(struct ns_map *map, const struct kvp_key *key, enum lookup how, struct spot *spot)
+static HOT enum found index_probe(struct ns_map *map, const struct kvp_key *key, enum lookup how, struct spot *spot)
 {
 	const uint64_t home = kvp_index_home(key, map->n_buckets);
 	const uint64_t n_probes = map->n_buckets < KVP_INDEX_PROBES ? map->n_buckets : KVP_INDEX_PROBES;
@@ -161,29 +187,26 @@ static enum found index_probe(struct ns_map *map, const struct kvp_key *key, enu
 
 	for (uint64_t probe = 0; probe < n_probes; probe++) {
 		const struct kvp_index_bucket *bucket = &map->index[(home + probe) & (map->n_buckets - 1)];
-		bool full = true;
 
 		for (unsigned i = 0; i < KVP_INDEX_WIDTH; i++) {
 			uint64_t hint = atomic_load_explicit(&bucket->hint[i], memory_order_acquire);
 			enum found r;
 
-			full = full && hint;
 			if ((uint32_t)(hint >> 32) != tag || !hint)
 				continue;
-			r = how == LOOKUP_PIN ? find_pin_slot(map, kvp_hint_slot(hint), key, spot)
-					      : slot_look(map, kvp_hint_slot(hint), key, how);
+			r = hint_try(map, kvp_hint_slot(hint), key, how, spot);
 			if (r == FOUND_PINNED || r == FOUND_UNMAPPED)
 				return r;
 			if (r == FOUND_BUSY)
 				best = FOUND_BUSY;
 		}
-		if (!full)
+		if (!bucket_is_full(bucket))
 			break;
 	}
 	return best;
 }
 
-static enum found index_find(struct ns_map *map, const struct kvp_key *key, enum lookup how, struct spot *spot)
+static HOT enum found index_find(struct ns_map *map, const struct kvp_key *key, enum lookup how, struct spot *spot)
 {
 	enum found r = FOUND_NOT;
 
@@ -228,21 +251,28 @@ static bool key_is_there(struct ns_map *map, const struct kvp_key *key, enum loo
 	       (map->base && index_find(map->base, key, how, &spot) == FOUND_PINNED);
 }
 
-static inline void index_prefetch(const struct ns_map *map, const struct kvp_key *key)
+static HOT void index_prefetch(const struct ns_map *map, const struct kvp_key *key)
 {
 	__builtin_prefetch(&map->index[kvp_index_home(key, map->n_buckets)]);
 }
 
 /* ---- views ---- */
 
-bool view_fill(struct kvp_view *view, struct kvp_ns *ns, const struct spot *spot, uint32_t hit)
+static HOT bool view_take(struct kvp_view *view, struct kvp_ns *ns, const struct spot *spot, uint32_t hit)
 {
-	uint64_t handle = hold_new(HOLD_VIEW, spot->map, spot->slot, spot->generation);
+	uint64_t handle;
+	struct hold *hold = hold_take(&handle);
 
-	if (!handle) {
-		spot_unpin(spot->map, spot->slot, spot->generation);
+	if (!hold) {
+		pin_drop(spot->pin);
 		return false;
 	}
+	hold->kind = HOLD_VIEW;
+	hold->owner = spot->map;
+	hold->slot = spot->slot;
+	hold->generation = spot->generation;
+	hold->block = spot->block;
+	hold->pin = spot->pin;
 	*view = (struct kvp_view){.data = spot->data,
 		.used_bytes = spot->used_bytes,
 		.used_tokens = spot->used_tokens,
@@ -253,29 +283,56 @@ bool view_fill(struct kvp_view *view, struct kvp_ns *ns, const struct spot *spot
 	return true;
 }
 
+bool view_fill(struct kvp_view *view, struct kvp_ns *ns, const struct spot *spot, uint32_t hit)
+{
+	struct spot whole = *spot;
+
+	whole.block = &spot->map->blocks[spot->slot];
+	whole.pin = slot_pin(spot->map, spot->slot);
+	return view_take(view, ns, &whole, hit);
+}
+
 static void view_miss(struct kvp_view *view, struct kvp_ns *ns, uint32_t hit, uint32_t reason)
 {
 	*view = (struct kvp_view){.hit = hit, .reason = hit == KVP_MISS ? reason : 0, .ns = ns};
+}
+
+static struct kvp_client *hold_client(const struct hold *hold)
+{
+	return ((const struct ns_map *)hold->owner)->session->client;
+}
+
+/* In a child after fork() the parent's mappings are not there. */
+static inline bool hold_is_dead(const struct hold *hold)
+{
+	return atomic_load_explicit(&process_forked, memory_order_relaxed) && atomic_load(&hold_client(hold)->dead);
+}
+
+/* Return: true: the hold had been lost. */
+static HOT bool view_release(struct kvp_view *view)
+{
+	struct hold *hold = view->data ? hold_get(view->opaque[0]) : NULL;
+	bool lost = false;
+
+	view->data = NULL;
+	if (!hold || hold->kind != HOLD_VIEW)
+		return false; /* released before, or never given */
+	if (!hold_is_dead(hold)) {
+		lost = block_lost(hold->block, hold->generation);
+		pin_drop(hold->pin);
+	}
+	if (lost)
+		count_add(hold_client(hold), COUNT_LOST_HOLDS, 1);
+	hold_end_at(hold, view->opaque[0]);
+	return lost;
 }
 
 int kvp_release(struct kvp_view *views, uint32_t n)
 {
 	int lost = 0;
 
-	for (uint32_t i = 0; views && i < n; i++) {
-		struct hold *hold = views[i].data ? hold_get(views[i].opaque[0]) : NULL;
-
-		views[i].data = NULL;
-		if (!hold || hold->kind != HOLD_VIEW)
-			continue; /* released before, or never given */
-		if (!atomic_load_explicit(
-			    &((struct ns_map *)hold->owner)->session->client->dead, memory_order_relaxed) &&
-			spot_unpin(hold->owner, hold->slot, hold->generation)) {
-			count_add(((struct ns_map *)hold->owner)->session->client, COUNT_LOST_HOLDS, 1);
-			lost++;
-		}
-		hold_end(views[i].opaque[0]);
-	}
+	for (uint32_t i = 0; views && i < n; i++)
+		lost += view_release(&views[i]);
 	return lost;
 }
 
@@ -286,10 +343,8 @@ int kvp_lost(const struct kvp_view *views, uint32_t n)
 	for (uint32_t i = 0; views && i < n; i++) {
 		const struct hold *hold = views[i].data ? hold_get(views[i].opaque[0]) : NULL;
 
-		if (hold && hold->kind == HOLD_VIEW &&
-			!atomic_load_explicit(
-				&((struct ns_map *)hold->owner)->session->client->dead, memory_order_relaxed))
-			lost += spot_lost(hold->owner, hold->slot, hold->generation);
+		if (hold && hold->kind == HOLD_VIEW && !hold_is_dead(hold))
+			lost += block_lost(hold->block, hold->generation);
 	}
 	return lost;
 }
@@ -522,29 +577,45 @@ struct acquire {
 	uint32_t reason; /* of the first miss, as far as is known here */
 };
 
+/* The key at a->at has no hint in the index, or lies in a slab that is not mapped. Return: true: pinned all the same. */
+static __attribute__((noinline)) bool acquire_slowly(struct acquire *a, struct spot *spot)
+{
+	enum found r = find_pin(a->map, &a->keys[a->at], spot);
+
+	if (r == FOUND_UNMAPPED)
+		r = find_pin_wait(a->map, &a->keys[a->at], a->deadline_ns, spot);
+	if (r != FOUND_PINNED)
+		a->reason = r == FOUND_NOT ? KVP_MISS_NEVER : KVP_MISS_PINS;
+	return r == FOUND_PINNED;
+}
+
+static HOT bool acquire_take(struct acquire *a, const struct spot *spot)
+{
+	bool spill = a->at < a->asked_to;
+
+	if (!view_take(&a->views[a->at], a->ns, spot, spill ? KVP_HIT_SPILL : KVP_HIT_RAM)) {
+		a->reason = KVP_MISS_PINS;
+		return false;
+	}
+	a->hits[spill]++;
+	a->tokens[spill] += spot->used_tokens;
+	return true;
+}
+
 /* Pin from a->at on as long as the keys are in DRAM. */
 static void acquire_run(struct acquire *a)
 {
 	for (; a->at < a->n; a->at++) {
-		bool spill = a->at < a->asked_to;
-		struct spot spot;
-		enum found r;
+		struct spot spot = {0}, slow;
 
 		if (a->at + PREFETCH_AHEAD < a->n)
 			index_prefetch(a->map, &a->keys[a->at + PREFETCH_AHEAD]);
-		r = find_pin(a->map, &a->keys[a->at], &spot);
-		if (r == FOUND_UNMAPPED)
-			r = find_pin_wait(a->map, &a->keys[a->at], a->deadline_ns, &spot);
-		if (r != FOUND_PINNED) {
-			a->reason = r == FOUND_NOT ? KVP_MISS_NEVER : KVP_MISS_PINS;
+		if (index_find(a->map, &a->keys[a->at], LOOKUP_PIN, &spot) == FOUND_PINNED) {
+			if (!acquire_take(a, &spot))
+				return;
+		} else if (!acquire_slowly(a, &slow) || !acquire_take(a, &slow)) {
 			return;
 		}
-		if (!view_fill(&a->views[a->at], a->ns, &spot, spill ? KVP_HIT_SPILL : KVP_HIT_RAM)) {
-			a->reason = KVP_MISS_PINS;
-			return;
-		}
-		a->hits[spill]++;
-		a->tokens[spill] += spot.used_tokens;
 	}
 }
 
@@ -589,19 +660,21 @@ static bool acquire_restore(struct acquire *a)
 
 static void acquire_count(const struct acquire *a)
 {
-	struct kvp_client *client = a->ns->client;
+	struct part *part = part_get(a->ns->client);
 
-	count_add(client, COUNT_LOOKUPS, a->n);
+	if (!part)
+		return;
+	part_add(part, COUNT_LOOKUPS, a->n);
 	if (a->hits[0]) {
-		count_add(client, COUNT_HITS_RAM, a->hits[0]);
-		count_add(client, COUNT_TOKENS_RAM, a->tokens[0]);
+		part_add(part, COUNT_HITS_RAM, a->hits[0]);
+		part_add(part, COUNT_TOKENS_RAM, a->tokens[0]);
 	}
 	if (a->hits[1]) {
-		count_add(client, COUNT_HITS_SPILL, a->hits[1]);
-		count_add(client, COUNT_TOKENS_SPILL, a->tokens[1]);
+		part_add(part, COUNT_HITS_SPILL, a->hits[1]);
+		part_add(part, COUNT_TOKENS_SPILL, a->tokens[1]);
 	}
 	if (a->at < a->n)
-		count_add(client, COUNT_MISSES, a->n - a->at);
+		part_add(part, COUNT_MISSES, a->n - a->at);
 }
 
 /* What the views past the usable ones tell: what the daemon said of them, else what is known here. */
@@ -619,10 +692,57 @@ static void acquire_rest(struct acquire *a, uint32_t reason)
 	}
 }
 
+static __attribute__((noinline)) int64_t acquire_many(struct acquire *a)
+{
+	if (!a->map) {
+		acquire_rest(a, KVP_MISS_DETACHED);
+		acquire_count(a);
+		return 0;
+	}
+	if (!atomic_load_explicit(&a->map->used, memory_order_relaxed))
+		atomic_store_explicit(&a->map->used, true, memory_order_relaxed);
+	acquire_run(a);
+	if (a->at == a->n) {
+		acquire_count(a);
+		return a->n;
+	}
+	if (!a->deadline_ns)
+		lookup_tell(a->map, a->keys + a->at, a->n - a->at);
+	for (uint32_t round = 0; a->deadline_ns && a->at < a->n && round < a->n / 16 + 4; round++) {
+		uint32_t before = a->at;
+
+		if (!acquire_restore(a))
+			break;
+		acquire_run(a);
+		if (a->at == before && now_ns() >= a->deadline_ns)
+			break;
+	}
+	acquire_rest(a, kvp_state(a->ns->client, NULL) == KVP_ATTACHED ? a->reason : KVP_MISS_DETACHED);
+	acquire_count(a);
+	return a->at;
+}
+
+/* One key that is there: the shortest way. Return: false: nothing was done. */
+static HOT bool acquire_one(struct kvp_ns *ns, struct ns_map *map, const struct kvp_key *key, struct kvp_view *view)
+{
+	struct spot spot = {0};
+	struct part *part;
+
+	if (index_find(map, key, LOOKUP_PIN, &spot) != FOUND_PINNED || !view_take(view, ns, &spot, KVP_HIT_RAM))
+		return false;
+	part = part_get(ns->client);
+	if (part) {
+		part_add(part, COUNT_LOOKUPS, 1);
+		part_add(part, COUNT_HITS_RAM, 1);
+		part_add(part, COUNT_TOKENS_RAM, spot.used_tokens);
+	}
+	return true;
+}
+
 int64_t kvp_acquire(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint32_t flags, uint64_t deadline_ns,
 	struct kvp_view *views)
 {
-	struct acquire a = {.ns = ns, .keys = keys, .views = views, .n = n, .deadline_ns = deadline_ns};
+	struct ns_map *map;
 	int r = ns_bad(ns);
 
 	if (r < 0)
@@ -631,29 +751,11 @@ int64_t kvp_acquire(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, u
 		return fail(-KVP_EINVAL, "keys and views: a null pointer");
 	if (flags)
 		return fail(-KVP_EINVAL, "flags: %#x, none are known", flags);
-	a.map = atomic_load_explicit(&ns->map, memory_order_acquire);
-	if (!a.map) {
-		acquire_rest(&a, KVP_MISS_DETACHED);
-		acquire_count(&a);
-		return 0;
-	}
-	if (!atomic_load_explicit(&a.map->used, memory_order_relaxed))
-		atomic_store_explicit(&a.map->used, true, memory_order_relaxed);
-	acquire_run(&a);
-	if (a.at < n && !deadline_ns)
-		lookup_tell(a.map, keys + a.at, n - a.at);
-	for (uint32_t round = 0; deadline_ns && a.at < n && round < n / 16 + 4; round++) {
-		uint32_t before = a.at;
-
-		if (!acquire_restore(&a))
-			break;
-		acquire_run(&a);
-		if (a.at == before && now_ns() >= deadline_ns)
-			break;
-	}
-	acquire_rest(&a, kvp_state(ns->client, NULL) == KVP_ATTACHED ? a.reason : KVP_MISS_DETACHED);
-	acquire_count(&a);
-	return a.at;
+	map = atomic_load_explicit(&ns->map, memory_order_acquire);
+	if (n == 1 && map && acquire_one(ns, map, keys, views))
+		return 1;
+	return acquire_many(&(struct acquire){
+		.ns = ns, .map = map, .keys = keys, .views = views, .n = n, .deadline_ns = deadline_ns});
 }
 
 int64_t kvp_prefetch(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n)

@@ -98,6 +98,7 @@ struct ns_map {
 	uint64_t n_slots;
 	uint64_t block_bytes, block_stride;
 	uint32_t slots_per_slab;
+	uint64_t slots_inverse; /* see slot_place() */
 	uint32_t max_places;
 	uint32_t block_tokens;
 	_Atomic uint32_t flags; /* kvp_wire_joined; READONLY only as long as every join asked for it */
@@ -123,6 +124,13 @@ struct ns_map {
 	uint64_t taken_ns; /* when somebody last took from the stock */
 	struct stage *stages; /* the first one is the newest */
 };
+
+/* slot / slots_per_slab by a multiplication: inverse = ceil(2^63 / slots_per_slab) is exact for slots below 2^32, since it
+ * is too large by less than 1, which makes the product too large by less than 2^32 / 2^63 < 1 / slots_per_slab. */
+static inline uint32_t slot_place(const struct ns_map *map, uint64_t slot)
+{
+	return (uint32_t)((unsigned __int128)slot * map->slots_inverse >> 63);
+}
 
 struct session {
 	struct session *next;
@@ -244,9 +252,40 @@ struct kvp_ns {
 int fail(int r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 const char *self_error(void);
 
+/* Counts of one thread for one client: written by that thread only, so without locked instructions. */
+struct part {
+	struct part *thread_next;
+	struct part *client_next;
+	struct kvp_client *client; /* NULL: closed */
+	uint64_t client_serial;
+	_Atomic uint64_t counts[N_COUNTS];
+};
+
+#define SPARE_HOLDS 64u
+struct self {
+	struct part *parts;
+	uint32_t n_spare;
+	uint32_t spare[SPARE_HOLDS]; /* holds free for this thread */
+	char error[512];
+};
+extern __thread struct self *self_mine __attribute__((tls_model("initial-exec")));
+struct self *self_make(void);
+static inline struct self *self_get(void)
+{
+	return self_mine ? self_mine : self_make();
+}
+
+/** part_get() - this thread's counts; NULL: out of memory */
+struct part *part_get(struct kvp_client *client);
+static inline void part_add(struct part *part, enum count which, uint64_t n)
+{
+	atomic_store_explicit(&part->counts[which],
+		atomic_load_explicit(&part->counts[which], memory_order_relaxed) + n, memory_order_relaxed);
+}
 void count_add(struct kvp_client *client, enum count which, uint64_t n);
 void count_sum(struct kvp_client *client, uint64_t sums[N_COUNTS]);
 
+extern _Atomic bool process_forked; /* some client of this process is a parent's: look at client->dead */
 int registry_add(struct kvp_client *client);
 void registry_remove(struct kvp_client *client);
 /* Around what a fork must not fall into: the socket being made or closed. */
@@ -261,18 +300,78 @@ enum hold_kind {
 	HOLD_PRIVATE, /* owner: kvp_ns, slot: the address */
 	HOLD_PUBLISHING, /* a block inside kvp_publish() */
 };
-/* What a handle given to the caller stands for.  Handles carry a serial number, so a stale or forged one is known. */
+/*
+ * What a handle given to the caller stands for.  Handles are serial << 32 | index; serials in holds are even and grow by
+ * 2 at each end, handles carry them with bit 0 set, so none is 0 and a stale or forged one is known.
+ */
 struct hold {
 	_Atomic uint32_t serial;
 	uint32_t kind;
 	void *owner;
 	uint64_t slot;
 	uint64_t generation;
+	const struct kvp_block *block; /* of a view */
+	struct kvp_pin *pin;
+	uint64_t pad[2]; /* one cache line */
 };
+#define CHUNK_HOLDS 4096u
+#define CHUNKS_MAX 16384u
+extern _Atomic(struct hold *) hold_chunks[CHUNKS_MAX];
+
+static inline struct hold *hold_at(uint32_t index)
+{
+	struct hold *chunk = index / CHUNK_HOLDS < CHUNKS_MAX
+				     ? atomic_load_explicit(&hold_chunks[index / CHUNK_HOLDS], memory_order_acquire)
+				     : NULL;
+
+	return chunk ? &chunk[index % CHUNK_HOLDS] : NULL;
+}
+
+/** hold_get() - NULL: stale or forged */
+static inline struct hold *hold_get(uint64_t handle)
+{
+	struct hold *hold = hold_at((uint32_t)handle);
+
+	if (!hold || (uint64_t)atomic_load_explicit(&hold->serial, memory_order_relaxed) + 1 != handle >> 32)
+		return NULL;
+	return hold->kind == HOLD_NONE ? NULL : hold;
+}
+
+void holds_refill(struct self *self);
+void holds_spill(struct self *self);
+
+/** hold_take() - a free hold and its handle; fill in kind and the rest. NULL: out of memory. */
+static inline struct hold *hold_take(uint64_t *handle)
+{
+	struct self *self = self_get();
+	struct hold *hold;
+	uint32_t index;
+
+	if (self && !self->n_spare)
+		holds_refill(self);
+	if (!self || !self->n_spare)
+		return NULL;
+	index = self->spare[--self->n_spare];
+	hold = hold_at(index);
+	*handle = ((uint64_t)atomic_load_explicit(&hold->serial, memory_order_relaxed) + 1) << 32 | index;
+	return hold;
+}
+
+static inline void hold_end_at(struct hold *hold, uint64_t handle)
+{
+	struct self *self = self_get();
+
+	hold->kind = HOLD_NONE;
+	atomic_store_explicit(
+		&hold->serial, atomic_load_explicit(&hold->serial, memory_order_relaxed) + 2, memory_order_relaxed);
+	if (self && self->n_spare == SPARE_HOLDS)
+		holds_spill(self);
+	if (self && self->n_spare < SPARE_HOLDS) /* else out of memory: the handle is not used again */
+		self->spare[self->n_spare++] = (uint32_t)handle;
+}
+
 /** hold_new() - Return: the handle; 0: out of memory. */
 uint64_t hold_new(enum hold_kind kind, void *owner, uint64_t slot, uint64_t generation);
-/** hold_get() - NULL: stale or forged */
-struct hold *hold_get(uint64_t handle);
 void hold_end(uint64_t handle);
 
 /* ---- clock ---- */
@@ -407,6 +506,8 @@ struct spot { /* a slot with this session's pin on it */
 	const char *data;
 	uint64_t used_bytes;
 	uint32_t used_tokens;
+	const struct kvp_block *block; /* set by find_pin*() only, as is pin */
+	struct kvp_pin *pin;
 };
 enum found {
 	FOUND_NOT,

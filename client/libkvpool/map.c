@@ -54,7 +54,8 @@ static bool ns_head_ok(const struct kvp_ns_header *head, uint64_t bytes, const s
 {
 	return head->magic == KVP_MAGIC_NS && head->layout_major == KVP_LAYOUT_MAJOR && head->endian == KVP_ENDIAN &&
 	       head->ns_id == ns_id && head->object_bytes <= bytes && head->slots_per_slab &&
-	       head->max_places <= s->max_places && (uint64_t)head->max_places * head->slots_per_slab < UINT32_MAX &&
+	       head->slots_per_slab < 1u << 31 && head->max_places <= s->max_places &&
+	       (uint64_t)head->max_places * head->slots_per_slab < UINT32_MAX &&
 	       head->slots_per_slab <= s->pin_stride / sizeof(struct kvp_pin) &&
 	       span_fits(head->slab_off, head->max_places, sizeof(struct kvp_slab), bytes) &&
 	       span_fits(head->block_off, (uint64_t)head->max_places * head->slots_per_slab, sizeof(struct kvp_block),
@@ -88,6 +89,7 @@ static void map_fill(struct ns_map *map, const struct kvp_wire_joined *joined)
 	map->index = (const struct kvp_index_bucket *)(const void *)(base + head->index_off);
 	map->n_buckets = head->n_buckets;
 	map->slots_per_slab = head->slots_per_slab;
+	map->slots_inverse = ((1ull << 63) - 1) / head->slots_per_slab + 1;
 	map->max_places = head->max_places;
 	map->n_slots = (uint64_t)head->max_places * head->slots_per_slab;
 	map->block_bytes = head->block_bytes;

@@ -146,7 +146,7 @@ static bool item_was_stored(const struct ns_map *map, const struct batch_item *i
 static void item_stored_in_place(struct batch *batch, struct batch_item *item)
 {
 	struct ns_map *map = batch->map;
-	uint32_t place = (uint32_t)item->room.slot / map->slots_per_slab;
+	uint32_t place = slot_place(map, item->room.slot);
 	const struct slab_map *ro = atomic_load_explicit(&map->ro[place], memory_order_acquire);
 
 	grant_forget(map, item->room.slot, item->room.generation);

@@ -14,35 +14,16 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CHUNK_HOLDS 4096u
-#define CHUNKS_MAX 16384u
-#define SPARE_HOLDS 64u
-
-/* Counts of one thread for one client: written by that thread only, so without locked instructions. */
-struct part {
-	struct part *thread_next;
-	struct part *client_next;
-	struct kvp_client *client; /* NULL: closed */
-	uint64_t client_serial;
-	_Atomic uint64_t counts[N_COUNTS];
-};
-
-struct self {
-	struct part *parts;
-	uint32_t n_spare;
-	uint32_t spare[SPARE_HOLDS]; /* holds free for this thread */
-	char error[512];
-};
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t self_key;
 static bool self_key_made;
-static __thread struct self *self_mine __attribute__((tls_model("initial-exec")));
+__thread struct self *self_mine __attribute__((tls_model("initial-exec")));
+_Atomic bool process_forked;
 static struct kvp_client *clients;
 static uint64_t next_serial = 1;
 
-static _Atomic(struct hold *) hold_chunks[CHUNKS_MAX];
+_Atomic(struct hold *) hold_chunks[CHUNKS_MAX];
 static uint32_t n_holds; /* ever made */
 static uint32_t *free_holds;
 static uint32_t n_free_holds, free_holds_room;
@@ -91,13 +72,10 @@ static void self_end(void *arg)
 	free(self);
 }
 
-static struct self *self_get(void)
+struct self *self_make(void)
 {
-	struct self *self = self_mine;
+	struct self *self = calloc(1, sizeof(*self));
 
-	if (self)
-		return self;
-	self = calloc(1, sizeof(*self));
 	if (!self)
 		return NULL;
 	if (self_key_made && pthread_setspecific(self_key, self) != 0) {
@@ -163,21 +141,24 @@ static struct part *part_new(struct self *self, struct kvp_client *client)
 	return part;
 }
 
-void count_add(struct kvp_client *client, enum count which, uint64_t n)
+struct part *part_get(struct kvp_client *client)
 {
 	struct self *self = self_get();
 	struct part *part = self ? self->parts : NULL;
 
 	while (part && part->client_serial != client->serial)
 		part = part->thread_next;
-	if (!part && self)
-		part = part_new(self, client);
-	if (!part) {
+	return part || !self ? part : part_new(self, client);
+}
+
+void count_add(struct kvp_client *client, enum count which, uint64_t n)
+{
+	struct part *part = part_get(client);
+
+	if (part)
+		part_add(part, which, n);
+	else
 		atomic_fetch_add_explicit(&client->gone_counts[which], n, memory_order_relaxed);
-		return;
-	}
-	atomic_store_explicit(&part->counts[which],
-		atomic_load_explicit(&part->counts[which], memory_order_relaxed) + n, memory_order_relaxed);
 }
 
 void count_sum(struct kvp_client *client, uint64_t sums[N_COUNTS])
@@ -207,6 +188,7 @@ static void after_fork_parent(void)
 static void after_fork_child(void)
 {
 	for (struct kvp_client *client = clients; client; client = client->registry_next) {
+		atomic_store(&process_forked, true);
 		atomic_store(&client->dead, true);
 		atomic_store(&client->state, KVP_DETACHED);
 		if (client->fd >= 0)
@@ -261,27 +243,21 @@ void registry_unlock(void)
 
 /* ---- holds ---- */
 
-static struct hold *hold_at(uint32_t index)
-{
-	struct hold *chunk = index / CHUNK_HOLDS < CHUNKS_MAX
-				     ? atomic_load_explicit(&hold_chunks[index / CHUNK_HOLDS], memory_order_acquire)
-				     : NULL;
-
-	return chunk ? &chunk[index % CHUNK_HOLDS] : NULL;
-}
-
 static bool holds_make(void)
 {
-	struct hold *chunk = n_holds / CHUNK_HOLDS < CHUNKS_MAX ? calloc(CHUNK_HOLDS, sizeof(*chunk)) : NULL;
+	struct hold *chunk =
+		n_holds / CHUNK_HOLDS < CHUNKS_MAX ? aligned_alloc(64, CHUNK_HOLDS * sizeof(*chunk)) : NULL;
 
+	_Static_assert(sizeof(struct hold) == 64, "one cache line");
 	if (!chunk)
 		return false;
+	memset(chunk, 0, CHUNK_HOLDS * sizeof(*chunk));
 	atomic_store_explicit(&hold_chunks[n_holds / CHUNK_HOLDS], chunk, memory_order_release);
 	n_holds += CHUNK_HOLDS;
 	return true;
 }
 
-static void holds_refill(struct self *self)
+void holds_refill(struct self *self)
 {
 	static uint32_t next; /* not yet used once */
 
@@ -297,50 +273,31 @@ static void holds_refill(struct self *self)
 	pthread_mutex_unlock(&lock);
 }
 
+void holds_spill(struct self *self)
+{
+	pthread_mutex_lock(&lock);
+	holds_give_back(self, SPARE_HOLDS / 2);
+	pthread_mutex_unlock(&lock);
+}
+
 uint64_t hold_new(enum hold_kind kind, void *owner, uint64_t slot, uint64_t generation)
 {
-	struct self *self = self_get();
-	struct hold *hold;
-	uint32_t index;
+	uint64_t handle = 0;
+	struct hold *hold = hold_take(&handle);
 
-	if (self && !self->n_spare)
-		holds_refill(self);
-	if (!self || !self->n_spare)
+	if (!hold)
 		return 0;
-	index = self->spare[--self->n_spare];
-	hold = hold_at(index);
 	hold->kind = kind;
 	hold->owner = owner;
 	hold->slot = slot;
 	hold->generation = generation;
-	return (uint64_t)(atomic_load_explicit(&hold->serial, memory_order_relaxed) | 1) << 32 | index;
-}
-
-/* Serials in holds are even and grow by 2 at each end; handles carry them with bit 0 set, so no handle is 0. */
-struct hold *hold_get(uint64_t handle)
-{
-	struct hold *hold = hold_at((uint32_t)handle);
-
-	if (!hold || (uint64_t)atomic_load_explicit(&hold->serial, memory_order_relaxed) + 1 != handle >> 32)
-		return NULL;
-	return hold->kind == HOLD_NONE ? NULL : hold;
+	return handle;
 }
 
 void hold_end(uint64_t handle)
 {
 	struct hold *hold = hold_get(handle);
-	struct self *self = self_get();
 
-	hold->kind = HOLD_NONE;
-	atomic_store_explicit(
-		&hold->serial, atomic_load_explicit(&hold->serial, memory_order_relaxed) + 2, memory_order_relaxed);
-	if (!self)
-		return;
-	if (self->n_spare == SPARE_HOLDS) {
-		pthread_mutex_lock(&lock);
-		holds_give_back(self, SPARE_HOLDS / 2);
-		pthread_mutex_unlock(&lock);
-	}
-	if (self->n_spare < SPARE_HOLDS) /* else out of memory: the handle is not used again */
-		self->spare[self->n_spare++] = (uint32_t)handle;
+	if (hold)
+		hold_end_at(hold, handle);
 }

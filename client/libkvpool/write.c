@@ -23,7 +23,7 @@
 
 static uint64_t *grant_at(const struct ns_map *map, uint64_t slot)
 {
-	uint32_t place = (uint32_t)slot / map->slots_per_slab;
+	uint32_t place = slot_place(map, slot);
 	struct slab_map *rw = slot < map->n_slots ? map->rw[place] : NULL;
 
 	return rw ? &rw->grants[slot % map->slots_per_slab] : NULL;
@@ -36,7 +36,7 @@ char *grant_data(const struct ns_map *map, uint64_t slot, uint64_t generation)
 
 	if (!grant || *grant != generation + 1)
 		return NULL;
-	rw = map->rw[(uint32_t)slot / map->slots_per_slab];
+	rw = map->rw[slot_place(map, slot)];
 	return rw->base + slot % map->slots_per_slab * map->block_stride;
 }
 
@@ -153,7 +153,7 @@ static uint32_t places_of(const struct ns_map *map, const struct kvp_wire_grant 
 	uint32_t n_places = 0;
 
 	for (uint32_t i = 0; i < n && n_places < KVP_WIRE_FDS_MAX; i++) {
-		uint32_t place = (uint32_t)(grants[i].slot / map->slots_per_slab), at = 0;
+		uint32_t place = slot_place(map, grants[i].slot), at = 0;
 		const struct slab_map *slab;
 		uint64_t number;
 
@@ -195,7 +195,7 @@ static void grants_take(struct ns_map *map, const struct kvp_wire_grant *grants,
 	pthread_mutex_lock(&map->lock);
 	for (uint32_t i = 0; i < n; i++) {
 		struct grant grant = {grants[i].slot, grants[i].generation};
-		uint32_t place = (uint32_t)(grant.slot / map->slots_per_slab);
+		uint32_t place = slot_place(map, grant.slot);
 		const struct slab_map *ro =
 			grant.slot < map->n_slots ? atomic_load_explicit(&map->ro[place], memory_order_relaxed) : NULL;
 		uint64_t *at = ro ? grant_at(map, grant.slot) : NULL;
