@@ -106,6 +106,26 @@ static float score(const struct attn_part *part, uint32_t q_head, const float *q
 	return z;
 }
 
+/* Adds the weighted values of a tile.  A sum of their own first: a long sum that takes in values one by one would round each to
+ * its own coarse grid. */
+static void row_add(
+	const struct ref_tile *tile, uint64_t seen, const float *z, float top, uint32_t dim_v, float *acc, float *l)
+{
+	float sum[KVATTN_DIM_MAX] = {0}, weights = 0;
+
+	for (; seen; seen &= seen - 1) {
+		const uint32_t i = (uint32_t)__builtin_ctzll(seen);
+		const float weight = expf(z[i] - top), *v = tile->v + (size_t)i * dim_v;
+
+		weights += weight;
+		for (uint32_t d = 0; d < dim_v; d++)
+			sum[d] += weight * v[d];
+	}
+	for (uint32_t d = 0; d < dim_v; d++)
+		acc[d] += sum[d];
+	*l += weights;
+}
+
 /* One row takes in one tile: scores of what it sees, new maximum, then the weighted sum. */
 static void row_take(const struct attn_part *part, const struct ref_tile *tile, uint32_t row, uint32_t q_head,
 	const float *q, int64_t p)
@@ -134,14 +154,7 @@ static void row_take(const struct attn_part *part, const struct ref_tile *tile, 
 			acc[d] *= shrink;
 	}
 	part->state.m[row] = top;
-	for (; seen; seen &= seen - 1) {
-		const uint32_t i = (uint32_t)__builtin_ctzll(seen);
-		const float weight = expf(z[i] - top), *v = tile->v + (size_t)i * dim_v;
-
-		part->state.l[row] += weight;
-		for (uint32_t d = 0; d < dim_v; d++)
-			acc[d] += weight * v[d];
-	}
+	row_add(tile, seen, z, top, dim_v, acc, &part->state.l[row]);
 }
 
 static void head_take(const struct attn_part *part, const struct ref_tile *tile, uint32_t h)

@@ -10,7 +10,7 @@
  *
  *	keys:    score[row][i], dot products of VALUE_ROWS rows at once with four keys
  *	softmax: mask, new maximum, weights into the same place
- *	values:  acc[row] += weight[row][i] * value[i], in the order of i; hidden keys are stepped over
+ *	values:  acc[row] += sum of weight[row][i] * value[i], in the order of i; hidden keys are stepped over
  *
  * Every result is one chain of operations of its own row: it does not matter which rows are worked on together.
  * Keys and values are read where they lie.  A subtile that is cut by a block's border or by the end is copied first, and so is
@@ -536,8 +536,8 @@ INLINE void values_take(const int type, const int n_rows, const int n_vecs, cons
 {
 	vec sum[VALUE_ROWS][VALUE_VECS];
 
-	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int j = 0; j < n_vecs; j++) sum[r][j] =
-		vec_load(acc + r * acc_stride + j * LANES);
+	/* A sum of its own for the tile: a long sum that takes in values one by one would round each to its own coarse grid. */
+	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int j = 0; j < n_vecs; j++) sum[r][j] = vec_zero();
 #define VALUE_STEP(t, s) \
 	do { \
 		const char *row = v->base[s] + (t)*v->stride[s]; \
@@ -563,8 +563,8 @@ INLINE void values_take(const int type, const int n_rows, const int n_vecs, cons
 		}
 	}
 #undef VALUE_STEP
-	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int j = 0; j < n_vecs; j++)
-		vec_store(acc + r * acc_stride + j * LANES, sum[r][j]);
+	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int j = 0; j < n_vecs; j++) vec_store(
+		acc + r * acc_stride + j * LANES, vec_add(vec_load(acc + r * acc_stride + j * LANES), sum[r][j]));
 }
 
 /* All dims of @n_rows rows that count the same keys. */

@@ -1,0 +1,177 @@
+/*
+ * test_attn_fixture.h - sequences of keys and values in blocks, and a run of a test program at every instruction set
+ *
+ * Bytes of a block that no key owns are 0xff, NaN in every type: whoever uses one shows it in the result.
+ */
+#ifndef KVATTN_TEST_FIXTURE_H
+#define KVATTN_TEST_FIXTURE_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <kvattn.h>
+
+static const uint32_t attn_types[] = {KVATTN_F32, KVATTN_F16, KVATTN_BF16};
+static const uint32_t attn_block_sizes[] = {1, 16, 32, 64};
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* A sequence in blocks: one layer, K and V of every token set with kv_fill(). */
+struct kv {
+	struct kvattn_geom geom;
+	struct kvattn_shape shape;
+	uint64_t block_bytes, n_blocks, n_tokens;
+	char *memory;
+	const void **blocks;
+};
+
+static inline void *must(void *memory)
+{
+	assert_non_null(memory);
+	return memory;
+}
+
+static inline float *floats(size_t n)
+{
+	return must(calloc(n ? n : 1, sizeof(float)));
+}
+
+static inline void kv_open(struct kv *kv, const struct kvattn_shape *shape, bool token_outer, uint64_t n_tokens)
+{
+	*kv = (struct kv){.shape = *shape, .n_tokens = n_tokens};
+	assert_int_equal(
+		(token_outer ? kvattn_geom_init_nhd : kvattn_geom_init_hnd)(&kv->geom, shape, shape->n_layers - 1), 0);
+	kv->block_bytes = kvattn_block_bytes(shape);
+	kv->n_blocks = (n_tokens + shape->block_tokens - 1) / shape->block_tokens;
+	kv->memory = must(aligned_alloc(64, (kv->n_blocks + 1) * kv->block_bytes));
+	memset(kv->memory, 0xff, (kv->n_blocks + 1) * kv->block_bytes);
+	kv->blocks = must(calloc(kv->n_blocks + 1, sizeof(*kv->blocks)));
+	for (uint64_t b = 0; b < kv->n_blocks; b++)
+		kv->blocks[b] = kv->memory + b * kv->block_bytes;
+}
+
+static inline void kv_close(struct kv *kv)
+{
+	free(kv->memory);
+	free(kv->blocks);
+	*kv = (struct kv){0};
+}
+
+static inline char *kv_block(const struct kv *kv, uint64_t b)
+{
+	return kv->memory + ((const char *)kv->blocks[b] - kv->memory);
+}
+
+/* @k: [n_tokens][n_kv_heads][dim_k], @v likewise; either may be NULL */
+static inline void kv_fill(struct kv *kv, const float *k, const float *v)
+{
+	const size_t k_token = (size_t)kv->shape.n_kv_heads * kv->shape.dim_k;
+	const size_t v_token = (size_t)kv->shape.n_kv_heads * kv->shape.dim_v;
+
+	for (uint64_t b = 0; b < kv->n_blocks; b++) {
+		const uint64_t first = b * kv->shape.block_tokens, left = kv->n_tokens - first;
+		const uint32_t n = left < kv->shape.block_tokens ? (uint32_t)left : kv->shape.block_tokens;
+
+		assert_int_equal(kvattn_put(&kv->geom, kv_block(kv, b), 0, n, k ? k + first * k_token : NULL, 0,
+					 v ? v + first * v_token : NULL, 0),
+			0);
+	}
+}
+
+/* What the type made of the numbers, back as f32. */
+static inline void kv_read(const struct kv *kv, float *k, float *v)
+{
+	const size_t k_token = (size_t)kv->shape.n_kv_heads * kv->shape.dim_k;
+	const size_t v_token = (size_t)kv->shape.n_kv_heads * kv->shape.dim_v;
+
+	for (uint64_t b = 0; b < kv->n_blocks; b++) {
+		const uint64_t first = b * kv->shape.block_tokens, left = kv->n_tokens - first;
+		const uint32_t n = left < kv->shape.block_tokens ? (uint32_t)left : kv->shape.block_tokens;
+
+		assert_int_equal(kvattn_get(&kv->geom, kv->blocks[b], 0, n, k ? k + first * k_token : NULL, 0,
+					 v ? v + first * v_token : NULL, 0),
+			0);
+	}
+}
+
+static inline struct kvattn_seq kv_seq(const struct kv *kv, const float *q, uint64_t n_q, float *out)
+{
+	return (struct kvattn_seq){
+		.table = {.blocks = kv->blocks, .n_blocks = kv->n_blocks, .n_tokens = kv->n_tokens},
+		.q = q,
+		.out = out,
+		.n_q = n_q,
+		.causal = 1,
+	};
+}
+
+/* ---- Numbers ---- */
+
+static inline uint64_t noise_next(uint64_t *seed)
+{
+	*seed = *seed * 6364136223846793005u + 1442695040888963407u;
+	return *seed >> 33;
+}
+
+static inline uint32_t noise_below(uint64_t *seed, uint32_t n)
+{
+	return (uint32_t)(noise_next(seed) % n);
+}
+
+/* -1 .. 1 */
+static inline float noise_float(uint64_t *seed)
+{
+	return (float)((double)noise_next(seed) / 1073741824.0 - 1.0);
+}
+
+static inline void noise_fill(uint64_t *seed, float *x, size_t n, float scale)
+{
+	for (size_t i = 0; i < n; i++)
+		x[i] = scale * noise_float(seed);
+}
+
+/* ---- Every instruction set ---- */
+
+/* Runs this program again for each level; there it returns -1: go on and test.  Levels the machine lacks are said and passed. */
+static inline int levels_run(char **argv)
+{
+	static const char *const levels[] = {"scalar", "avx2", "avx512"};
+	int failed = 0;
+
+	if (getenv("KVATTN_ISA")) {
+		if (strcmp(getenv("KVATTN_ISA"), kvattn_isa_name()) == 0)
+			return -1;
+		printf("[  SKIPPED ] %s at %s: this machine has not more than %s\n", argv[0], getenv("KVATTN_ISA"),
+			kvattn_isa_name());
+		return 0;
+	}
+	for (size_t i = 0; i < COUNT(levels); i++) {
+		const pid_t child = fork();
+		int status = -1;
+
+		if (child == 0) {
+			setenv("KVATTN_ISA", levels[i], 1);
+			execv("/proc/self/exe", argv);
+			_exit(127);
+		}
+		if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status)) {
+			fprintf(stderr, "%s: failed at KVATTN_ISA=%s (status %#x)\n", argv[0], levels[i],
+				(unsigned)status);
+			failed = 1;
+		}
+	}
+	return failed;
+}
+
+#endif

@@ -1,0 +1,779 @@
+/*
+ * test_attn_numeric.c - attention against values worked out by hand
+ *
+ * Scores are built exactly: the score sits in dimension 0 of K as a multiple of q's dimension 0, the rest is zero, the scale is 1.
+ * V_j stands in every dimension d as V_j + d / 256 where the type holds that, so the answer has the same + d / 256.
+ * As all stored numbers are exact, f16 and bf16 are held to f32's tolerance of 2e-6: a few roundings of 2^-24 each.
+ */
+#include "test_attn_fixture.h"
+
+#define TOLERANCE 2e-6
+#define TOLERANCE_ROUNDED 1e-3 /* where the type does not hold a whole V_j: bf16 from 256 on */
+
+/* A sequence of one KV head and one query head, the same row asked n_q times. */
+struct given {
+	uint32_t n; /* keys */
+	float q0; /* z_j = q0 * k[j] */
+	const float *k; /* NULL: all zero */
+	const float *v;
+	uint32_t tail; /* keys written after the n, which nobody may look at */
+	double want;
+	double want_lse; /* NAN: not looked at */
+	void (*options)(struct kvattn_opts *opts);
+	bool exact;
+};
+
+/* V_j + d / 256, and whether the type holds them all */
+static bool values_spread(const struct kv *kv, const struct given *given, uint32_t n, float *v, float spread)
+{
+	const uint32_t dim = kv->shape.dim_v;
+	bool held = true;
+	uint16_t stored[8];
+
+	for (uint32_t j = 0; j < n; j++)
+		for (uint32_t d = 0; d < dim; d++)
+			v[j * dim + d] = given->v[j] + spread * (float)d / 256;
+	for (uint32_t i = 0; kv->shape.type_v != KVATTN_F32 && i < given->n * dim; i++) {
+		struct kvattn_geom one;
+		const struct kvattn_shape shape = {1, 1, 1, 1, kv->shape.type_v, kv->shape.type_v, 1};
+		float back;
+
+		assert_int_equal(kvattn_geom_init_hnd(&one, &shape, 0), 0);
+		one.v_off = 0;
+		assert_int_equal(kvattn_put(&one, stored, 0, 1, NULL, 0, v + i, 0), 0);
+		assert_int_equal(kvattn_get(&one, stored, 0, 1, NULL, 0, &back, 0), 0);
+		held &= back == v[i] || isnan(v[i]);
+	}
+	return held;
+}
+
+static void check_value(const struct given *given, const char *what, double got, double want, double tolerance)
+{
+	if (given->exact ? got == want : fabs(got - want) <= tolerance * fabs(want))
+		return;
+	fail_msg("%s: got %.9g, right is %.9g", what, got, want);
+}
+
+static void check_shape(
+	const struct given *given, uint32_t type, uint32_t block_tokens, bool token_outer, uint32_t dim, uint32_t n_q)
+{
+	const struct kvattn_shape shape = {1, 1, dim, dim, type, type, block_tokens};
+	const uint32_t n = given->n + given->tail;
+	float *k = floats((size_t)n * dim), *v = floats((size_t)n * dim), *q = floats((size_t)n_q * dim);
+	float *out = floats((size_t)n_q * dim), *lse = floats(n_q), spread = 1;
+	struct kvattn_opts opts;
+	struct kvattn_seq seq;
+	struct kv kv;
+	char what[128];
+	double tolerance = TOLERANCE;
+
+	kv_open(&kv, &shape, token_outer, n);
+	for (uint32_t j = 0; given->k && j < n; j++)
+		k[(size_t)j * dim] = given->k[j];
+	if (!values_spread(&kv, given, n, v, spread)) {
+		spread = 0;
+		if (!values_spread(&kv, given, n, v, spread))
+			tolerance = TOLERANCE_ROUNDED;
+	}
+	kv_fill(&kv, k, v);
+	for (uint32_t r = 0; r < n_q; r++)
+		q[(size_t)r * dim] = given->q0;
+	kvattn_opts_init(&opts, 1);
+	opts.scale = 1;
+	if (given->options)
+		given->options(&opts);
+	seq = kv_seq(&kv, q, n_q, out);
+	seq.table.n_tokens = given->n;
+	seq.lse = lse;
+	seq.causal = 0; /* every row sees all */
+	seq.q_end = given->n + n_q - 1; /* and row 0 is the last key, for windows and biases */
+	assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
+	for (uint32_t r = 0; r < n_q; r++) {
+		if (opts.window && r > 0) /* later rows see less */
+			break;
+		snprintf(what, sizeof(what), "type %u, blocks of %u%s, dim %u, row %u of %u", type, block_tokens,
+			token_outer ? " NHD" : "", dim, r, n_q);
+		for (uint32_t d = 0; d < dim; d++)
+			check_value(given, what, out[(size_t)r * dim + d],
+				given->want_lse == -INFINITY ? 0 : given->want + (double)spread * d / 256, tolerance);
+		if (given->want_lse == -INFINITY)
+			assert_true(lse[r] == -INFINITY);
+		else if (!isnan(given->want_lse))
+			assert_true(fabs(lse[r] - given->want_lse) <= TOLERANCE * (1 + fabs(given->want_lse)));
+	}
+	kv_close(&kv);
+	free(k), free(v), free(q), free(out), free(lse);
+}
+
+/* Every type, block size and order, decode and prefill. */
+static void check(const struct given *given)
+{
+	for (size_t t = 0; t < COUNT(attn_types); t++)
+		for (size_t b = 0; b < COUNT(attn_block_sizes); b++)
+			for (uint32_t n_q = 1; n_q <= 14; n_q += 13)
+				for (int nhd = 0; nhd < 2; nhd++)
+					check_shape(given, attn_types[t], attn_block_sizes[b], nhd, nhd ? 20 : 64, n_q);
+}
+
+static float *counting(uint32_t n)
+{
+	float *v = floats(n);
+
+	for (uint32_t j = 0; j < n; j++)
+		v[j] = (float)j;
+	return v;
+}
+
+static void equal_keys_give_the_mean(void **state)
+{
+	float *v = counting(17);
+
+	(void)state;
+	check(&(struct given){.n = 7, .v = v, .want = 3, .want_lse = log(7)});
+	check(&(struct given){.n = 17, .v = v, .want = 8, .want_lse = log(17)});
+	free(v);
+}
+
+static void a_single_token_is_returned_exactly(void **state)
+{
+	static const float k[] = {-3.5f}, v[] = {0.375f};
+
+	(void)state;
+	check(&(struct given){.n = 1, .q0 = 2, .k = k, .v = v, .want = 0.375, .want_lse = -7, .exact = true});
+}
+
+static void a_zero_query_gives_the_mean(void **state)
+{
+	float *k = floats(33), *v = counting(33);
+	uint64_t seed = 3;
+
+	(void)state;
+	noise_fill(&seed, k, 33, 100);
+	check(&(struct given){.n = 33, .k = k, .v = v, .want = 16, .want_lse = log(33)});
+	free(k), free(v);
+}
+
+static void a_huge_gap_stays_finite(void **state)
+{
+	static const float k[] = {1, -1, -1}, v[] = {5, 1, 2};
+
+	(void)state;
+	check(&(struct given){.n = 3, .q0 = 1e4f, .k = k, .v = v, .want = 5, .want_lse = 1e4});
+}
+
+static void huge_equal_scores_give_the_mean(void **state)
+{
+	static const float up[] = {1, 1, 1, 1}, down[] = {-1, -1, -1, -1}, v[] = {0, 1, 2, 3};
+
+	(void)state;
+	check(&(struct given){.n = 4, .q0 = 1e4f, .k = up, .v = v, .want = 1.5, .want_lse = 1e4 + log(4)});
+	check(&(struct given){.n = 4, .q0 = 1e4f, .k = down, .v = v, .want = 1.5, .want_lse = -1e4 + log(4)});
+}
+
+static void two_weights_share_three_to_one(void **state)
+{
+	static const float k[] = {0, 1}, v[] = {0, 4};
+
+	(void)state;
+	check(&(struct given){.n = 2, .q0 = logf(3), .k = k, .v = v, .want = 3, .want_lse = log(4)});
+}
+
+static void doubling_weights_form_their_series(void **state)
+{
+	float *j = counting(10);
+
+	(void)state;
+	check(&(struct given){.n = 4, .q0 = logf(2), .k = j, .v = j, .want = 34.0 / 15, .want_lse = log(15)});
+	check(&(struct given){
+		.n = 10, .q0 = logf(2), .k = j, .v = j, .want = (8 * 1024 + 2) / 1023.0, .want_lse = log(1023)});
+	free(j);
+}
+
+static void a_row_of_minus_infinities_gives_zeros(void **state)
+{
+	static const float k[] = {-INFINITY, -INFINITY, -INFINITY}, v[] = {1, 2, NAN};
+
+	(void)state;
+	check(&(struct given){.n = 3, .q0 = 1, .k = k, .v = v, .want_lse = -INFINITY, .exact = true});
+}
+
+static void half_of_the_keys_masked_leaves_the_mean_of_the_others(void **state)
+{
+	static const float k[] = {0, -INFINITY, 0, -INFINITY, 0, -INFINITY, 0, -INFINITY};
+	static const float v[] = {0, 1, 2, 3, 4, 5, 6, 7};
+
+	(void)state;
+	check(&(struct given){.n = 8, .q0 = 1, .k = k, .v = v, .want = 3, .want_lse = log(4)});
+}
+
+static void keys_past_the_end_do_not_count(void **state)
+{
+	static const float k[] = {0, 0, 0, NAN, INFINITY, 60000, -60000}, v[] = {1, 2, 3, NAN, -INFINITY, 65504, 65504};
+	static const float huge_k[] = {0, 0, 0, 3e38f, 3e38f}, huge_v[] = {1, 2, 3, 3e38f, -3e38f};
+
+	(void)state;
+	check(&(struct given){.n = 3, .tail = 4, .q0 = 1, .k = k, .v = v, .want = 2, .want_lse = log(3)});
+	check(&(struct given){.n = 3, .tail = 2, .q0 = 1, .k = huge_k, .v = huge_v, .want = 2, .want_lse = log(3)});
+}
+
+static void every_head_size_works(void **state)
+{
+	static const uint32_t dims[] = {
+		1, 2, 3, 5, 7, 8, 15, 17, 33, 40, 63, 64, 65, 80, 96, 100, 112, 128, 192, 256, 257, 512, 576};
+	float *j = counting(4);
+	const struct given given = {.n = 4, .q0 = logf(2), .k = j, .v = j, .want = 34.0 / 15, .want_lse = log(15)};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(dims); i++)
+		for (size_t t = 0; t < COUNT(attn_types); t++)
+			for (uint32_t n_q = 1; n_q <= 14; n_q += 13)
+				check_shape(&given, attn_types[t], 16, i % 2, dims[i], n_q);
+	free(j);
+}
+
+static void lengths_need_not_be_multiples_of_the_block(void **state)
+{
+	float *v = counting(1000);
+
+	(void)state;
+	for (size_t b = 0; b < COUNT(attn_block_sizes); b++) {
+		const uint32_t size = attn_block_sizes[b];
+		const uint32_t lengths[] = {1, size - 1, size, size + 1, 2 * size - 1, 2 * size, 2 * size + 1, 1000};
+
+		for (size_t i = 0; i < COUNT(lengths); i++) {
+			for (size_t t = 0; lengths[i] && t < COUNT(attn_types); t++)
+				for (uint32_t n_q = 1; n_q <= 14; n_q += 13)
+					check_shape(&(struct given){.n = lengths[i],
+							    .v = v,
+							    .want = (lengths[i] - 1) / 2.0,
+							    .want_lse = log(lengths[i])},
+						attn_types[t], size, t % 2, 32, n_q);
+		}
+	}
+}
+
+static uint64_t window_of_this_run;
+
+static void with_window(struct kvattn_opts *opts)
+{
+	opts->window = window_of_this_run;
+}
+
+static void a_window_shows_its_number_of_keys(void **state)
+{
+	static const uint32_t windows[] = {1, 3, 16, 20, 25};
+	static const double wants[] = {19, 18, 11.5, 9.5, 9.5};
+	float *v = counting(20);
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(windows); i++) {
+		window_of_this_run = windows[i];
+		check(&(struct given){.n = 20, .v = v, .want = wants[i], .want_lse = NAN, .options = with_window});
+	}
+	free(v);
+}
+
+/* Rows of one causal call against a list; keys all equal, V_j = j. */
+static void check_rows(uint32_t n, uint32_t n_q, uint64_t q_end, uint64_t window, uint64_t sinks, const double *wants)
+{
+	for (size_t t = 0; t < COUNT(attn_types); t++)
+		for (size_t b = 0; b < COUNT(attn_block_sizes); b++) {
+			const struct kvattn_shape shape = {
+				1, 1, 16, 16, attn_types[t], attn_types[t], attn_block_sizes[b]};
+			float *k = floats(n * 16), *v = floats(n * 16), *q = floats(n_q * 16), *out = floats(n_q * 16);
+			float *lse = floats(n_q);
+			struct kvattn_opts opts;
+			struct kvattn_seq seq;
+			struct kv kv;
+
+			kv_open(&kv, &shape, false, n);
+			for (uint32_t i = 0; i < n * 16; i++)
+				v[i] = (float)(i / 16);
+			kv_fill(&kv, k, v);
+			kvattn_opts_init(&opts, 1);
+			opts.window = window;
+			opts.sink_tokens = sinks;
+			seq = kv_seq(&kv, q, n_q, out);
+			seq.lse = lse;
+			seq.q_end = q_end;
+			assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
+			for (uint32_t r = 0; r < n_q; r++) {
+				for (uint32_t d = 0; d < 16; d++)
+					if (!(fabs(out[r * 16 + d] - (isnan(wants[r]) ? 0 : wants[r])) <=
+						    TOLERANCE * 20))
+						fail_msg("type %u, blocks of %u, row %u: got %.9g, right is %.9g",
+							attn_types[t], attn_block_sizes[b], r, out[r * 16 + d],
+							wants[r]);
+				assert_true(isnan(wants[r]) == (lse[r] == -INFINITY));
+			}
+			kv_close(&kv);
+			free(k), free(v), free(q), free(out), free(lse);
+		}
+}
+
+static void each_causal_row_has_its_own_window(void **state)
+{
+	(void)state;
+	check_rows(6, 6, 0, 3, 0, (const double[]){0, 0.5, 1, 2, 3, 4});
+}
+
+static void sink_tokens_stay_visible_behind_the_window(void **state)
+{
+	(void)state;
+	/* row 5 sees 0, 1 and 4, 5: mean 2.5; row 2 sees 0, 1, 2 */
+	check_rows(6, 6, 0, 2, 2, (const double[]){0, 0.5, 1, 1.5, 2, 2.5});
+}
+
+static void a_causal_chunk_ends_at_the_last_key(void **state)
+{
+	(void)state;
+	check_rows(10, 4, 0, 0, 0, (const double[]){3, 3.5, 4, 4.5});
+}
+
+static void rows_before_the_first_key_see_nothing(void **state)
+{
+	(void)state;
+	check_rows(4, 6, 0, 0, 0, (const double[]){NAN, NAN, 0, 0.5, 1, 1.5});
+	check_rows(4, 3, 1, 0, 0, (const double[]){NAN, NAN, 0});
+	/* a window that has gone past the last key hides every key of its row, not of the others */
+	check_rows(3, 4, 6, 2, 0, (const double[]){1.5, 2, NAN, NAN});
+}
+
+static void hidden_keys_are_never_multiplied_by_zero(void **state)
+{
+	/* key 2 is NaN: rows 0 and 1 lie before it, row 2 is the first that may see it */
+	const struct kvattn_shape shape = {1, 1, 16, 16, KVATTN_F32, KVATTN_F32, 2};
+	float k[48] = {0}, v[48] = {0}, q[48] = {0}, out[48];
+	struct kvattn_opts opts;
+	struct kvattn_seq seq;
+	struct kv kv;
+
+	(void)state;
+	for (int d = 0; d < 16; d++) {
+		v[d] = 1, v[16 + d] = 3;
+		k[32 + d] = v[32 + d] = NAN;
+	}
+	kv_open(&kv, &shape, false, 3);
+	kv_fill(&kv, k, v);
+	kvattn_opts_init(&opts, 1);
+	seq = kv_seq(&kv, q, 3, out);
+	assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
+	assert_true(out[0] == 1 && out[16] == 2);
+	assert_true(isnan(out[32])); /* what is visible is not hidden */
+	kv_close(&kv);
+}
+
+static float softcap_of_this_run;
+
+static void with_softcap(struct kvattn_opts *opts)
+{
+	opts->softcap = softcap_of_this_run;
+}
+
+static void the_soft_cap_comes_before_the_mask(void **state)
+{
+	static const float k[] = {1, 0, 1}, v[] = {10, 0, 60000};
+
+	(void)state;
+	softcap_of_this_run = 2;
+	check(&(struct given){.n = 2,
+		.tail = 1,
+		.q0 = 1e4f,
+		.k = k,
+		.v = v,
+		.want = 10 * exp(2) / (exp(2) + 1),
+		.want_lse = NAN,
+		.options = with_softcap});
+}
+
+static void the_soft_cap_bounds_and_zero_is_off(void **state)
+{
+	static const float k[] = {1, 0}, small_k[] = {1, 0}, v[] = {1, 0};
+	const double capped = 50 * tanh(2);
+
+	(void)state;
+	softcap_of_this_run = 50;
+	check(&(struct given){
+		.n = 2, .q0 = 100, .k = k, .v = v, .want = 1, .want_lse = capped, .options = with_softcap});
+	/* small scores pass nearly unchanged: 50 tanh(0.02) */
+	check(&(struct given){.n = 2,
+		.q0 = 1,
+		.k = small_k,
+		.v = v,
+		.want = 1 / (1 + exp(-50 * tanh(0.02))),
+		.want_lse = log(1 + exp(50 * tanh(0.02))),
+		.options = with_softcap});
+	softcap_of_this_run = 0;
+	check(&(struct given){.n = 2, .q0 = 100, .k = k, .v = v, .want = 1, .want_lse = 100, .options = with_softcap});
+}
+
+static float slope_of_this_run;
+
+static void with_slope(struct kvattn_opts *opts)
+{
+	opts->alibi_slopes = &slope_of_this_run;
+}
+
+static void alibi_weighs_by_distance(void **state)
+{
+	static const float v[] = {0, 1, 2};
+	const double w1 = exp(-0.5), w2 = exp(-1.0);
+
+	(void)state;
+	slope_of_this_run = 0.5f;
+	check_shape(&(struct given){.n = 2, .v = v, .want = 1 / (1 + w1), .want_lse = NAN, .options = with_slope},
+		KVATTN_F32, 16, false, 16, 1);
+	/* all rows of a later chunk: a constant shift of every score changes no weight */
+	check(&(struct given){
+		.n = 3, .v = v, .want = (2 + w1) / (1 + w1 + w2), .want_lse = NAN, .options = with_slope});
+}
+
+static void alibi_slopes_are_those_of_the_paper(void **state)
+{
+	static const float six[] = {0x1p-2f, 0x1p-4f, 0x1p-6f, 0x1p-8f, 0x1p-1f, 0x1p-3f};
+	float slopes[12];
+
+	(void)state;
+	assert_int_equal(kvattn_alibi_slopes(8, slopes), 0);
+	for (int h = 0; h < 8; h++)
+		assert_true(slopes[h] == ldexpf(1, -1 - h));
+	assert_int_equal(kvattn_alibi_slopes(6, slopes), 0);
+	for (int h = 0; h < 6; h++)
+		assert_true(slopes[h] == six[h]);
+	assert_int_equal(kvattn_alibi_slopes(12, slopes), 0);
+	for (int h = 0; h < 12; h++)
+		assert_true(slopes[h] == (float)exp2(h < 8 ? -1.0 - h : -0.5 - (h - 8)));
+	assert_int_equal(kvattn_alibi_slopes(0, slopes), -22);
+	assert_int_equal(kvattn_alibi_slopes(KVATTN_HEADS_MAX + 1, slopes), -22);
+}
+
+/* V of KV head g is g + 1; one token */
+static int heads_attend(uint32_t q_heads, uint32_t kv_heads, float *out)
+{
+	const struct kvattn_shape shape = {1, kv_heads, 16, 16, KVATTN_F16, KVATTN_F16, 16};
+	float *k = floats(kv_heads * 16), *v = floats(kv_heads * 16), *q = floats(q_heads * 16);
+	struct kvattn_opts opts;
+	struct kvattn_seq seq;
+	struct kv kv;
+	int r;
+
+	for (uint32_t i = 0; i < kv_heads * 16; i++)
+		v[i] = (float)(i / 16 + 1);
+	kv_open(&kv, &shape, false, 1);
+	kv_fill(&kv, k, v);
+	kvattn_opts_init(&opts, q_heads);
+	seq = kv_seq(&kv, q, 1, out);
+	r = kvattn_attend(&kv.geom, &seq, 1, &opts);
+	kv_close(&kv);
+	free(k), free(v), free(q);
+	return r;
+}
+
+static void query_heads_find_their_kv_head(void **state)
+{
+	static const struct {
+		uint32_t q_heads, kv_heads;
+	} cases[] = {{6, 2}, {48, 2}, {32, 1}, {12, 12}, {71, 1}, {28, 4}, {40, 8}};
+	float out[71 * 16];
+
+	(void)state;
+	for (size_t c = 0; c < COUNT(cases); c++) {
+		assert_int_equal(heads_attend(cases[c].q_heads, cases[c].kv_heads, out), 0);
+		for (uint32_t h = 0; h < cases[c].q_heads; h++)
+			for (uint32_t d = 0; d < 16; d++)
+				assert_true(out[h * 16 + d] == (float)(h / (cases[c].q_heads / cases[c].kv_heads) + 1));
+	}
+	assert_int_equal(heads_attend(3, 2, out), -22);
+}
+
+static void a_page_listed_twice_counts_twice(void **state)
+{
+	const struct kvattn_shape shape = {1, 1, 16, 16, KVATTN_F32, KVATTN_F32, 16};
+	float k[32 * 16] = {0}, v[32 * 16], q[16] = {0}, out[16];
+	struct kvattn_opts opts;
+	struct kvattn_seq seq;
+	struct kv kv;
+
+	(void)state;
+	for (int i = 0; i < 32 * 16; i++)
+		v[i] = i < 256 ? 3 : 9;
+	kv_open(&kv, &shape, false, 32);
+	kv_fill(&kv, k, v);
+	kvattn_opts_init(&opts, 1);
+	seq = kv_seq(&kv, q, 1, out);
+	seq.table.blocks = (const void *[]){kv.blocks[0], kv.blocks[0], kv.blocks[1]};
+	seq.table.n_blocks = 3;
+	seq.table.n_tokens = 48;
+	assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
+	for (int d = 0; d < 16; d++)
+		assert_true(out[d] == 5);
+	kv_close(&kv);
+}
+
+static void an_empty_sequence_gives_zeros_and_leaves_its_neighbours_alone(void **state)
+{
+	const struct kvattn_shape shape = {1, 1, 16, 16, KVATTN_F32, KVATTN_F32, 16};
+	float k[7 * 16] = {0}, v[7 * 16], q[16] = {0}, out[3][16], lse[3];
+	struct kvattn_opts opts;
+	struct kvattn_seq seqs[3];
+	struct kv kv;
+
+	(void)state;
+	for (int i = 0; i < 7 * 16; i++)
+		v[i] = (float)(i / 16);
+	kv_open(&kv, &shape, false, 7);
+	kv_fill(&kv, k, v);
+	kvattn_opts_init(&opts, 1);
+	for (int i = 0; i < 3; i++) {
+		seqs[i] = kv_seq(&kv, q, 1, out[i]);
+		seqs[i].lse = &lse[i];
+	}
+	seqs[1].table = (struct kvattn_table){0};
+	memset(out, 0xff, sizeof(out));
+	assert_int_equal(kvattn_attend(&kv.geom, seqs, 3, &opts), 0);
+	for (int d = 0; d < 16; d++)
+		assert_true(out[0][d] == 3 && out[1][d] == 0 && out[2][d] == 3);
+	assert_true(lse[1] == -INFINITY && lse[0] == lse[2]);
+	assert_int_equal(kvattn_attend(&kv.geom, seqs + 1, 1, &opts), 0);
+	kv_close(&kv);
+}
+
+static float scale_of_this_run;
+
+static void with_scale(struct kvattn_opts *opts)
+{
+	opts->scale = scale_of_this_run;
+}
+
+static void the_scale_may_be_default_zero_or_negative(void **state)
+{
+	static const float k[] = {1, 0}, v[] = {4, 0}, other_v[] = {0, 4};
+
+	(void)state;
+	scale_of_this_run = NAN; /* 1 / sqrt(64) */
+	check_shape(&(struct given){.n = 2,
+			    .q0 = 8 * logf(3),
+			    .k = k,
+			    .v = v,
+			    .want = 3,
+			    .want_lse = log(4),
+			    .options = with_scale},
+		KVATTN_F16, 16, false, 64, 1);
+	scale_of_this_run = 0;
+	check(&(struct given){
+		.n = 2, .q0 = 5, .k = k, .v = other_v, .want = 2, .want_lse = log(2), .options = with_scale});
+	scale_of_this_run = -1;
+	check(&(struct given){.n = 2,
+		.q0 = logf(3),
+		.k = (const float[]){0, 1},
+		.v = other_v,
+		.want = 1,
+		.want_lse = log(4.0 / 3),
+		.options = with_scale});
+}
+
+static void very_unequal_lengths_share_a_batch(void **state)
+{
+	static const uint64_t lengths[] = {1, 17, 4096};
+	static const double wants[] = {0, 8, 2047.5};
+	const struct kvattn_shape shape = {1, 1, 16, 16, KVATTN_F32, KVATTN_F32, 16};
+	float *k = floats(4096 * 16), *v = floats(4096 * 16), q[16] = {0}, out[3][16];
+	struct kvattn_opts opts;
+	struct kvattn_seq seqs[3];
+	struct kv kv;
+
+	(void)state;
+	for (int i = 0; i < 4096 * 16; i++)
+		v[i] = (float)(i / 16);
+	kv_open(&kv, &shape, false, 4096);
+	kv_fill(&kv, k, v);
+	kvattn_opts_init(&opts, 1);
+	for (int i = 0; i < 3; i++) {
+		seqs[i] = kv_seq(&kv, q, 1, out[i]);
+		seqs[i].table.n_tokens = lengths[i];
+	}
+	for (uint32_t threads = 1; threads <= 3; threads++) {
+		opts.n_threads = threads;
+		memset(out, 0xff, sizeof(out));
+		assert_int_equal(kvattn_attend(&kv.geom, seqs, 3, &opts), 0);
+		for (int i = 0; i < 3; i++)
+			for (int d = 0; d < 16; d++)
+				assert_true(fabs(out[i][d] - wants[i]) <= TOLERANCE * wants[i]);
+	}
+	kv_close(&kv);
+	free(k), free(v);
+}
+
+/* @n keys of small heads, all scores equal, V_j = even or odd */
+static void check_long(uint32_t type, uint32_t n, float even, float odd, double want, double tolerance)
+{
+	const struct kvattn_shape shape = {1, 1, 8, 8, type, type, 64};
+	float *k = floats((size_t)n * 8), *v = floats((size_t)n * 8), *q = floats(14 * 8), *out = floats(14 * 8);
+	struct kvattn_opts opts;
+	struct kvattn_seq seq;
+	struct kv kv;
+
+	for (size_t i = 0; i < (size_t)n * 8; i++)
+		v[i] = i / 8 % 2 ? odd : even;
+	kv_open(&kv, &shape, false, n);
+	kv_fill(&kv, k, v);
+	kvattn_opts_init(&opts, 1);
+	for (uint32_t n_q = 1; n_q <= 14; n_q += 13) {
+		seq = kv_seq(&kv, q, n_q, out);
+		seq.causal = 0;
+		assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
+		for (uint32_t i = 0; i < n_q * 8; i++)
+			if (!(fabs(out[i] - want) <= tolerance))
+				fail_msg("type %u: got %.9g, right is %.9g", type, out[i], want);
+	}
+	kv_close(&kv);
+	free(k), free(v), free(q), free(out);
+}
+
+static void a_long_context_keeps_its_accuracy(void **state)
+{
+	(void)state;
+	for (size_t t = 0; t < COUNT(attn_types); t++)
+		check_long(attn_types[t], 131072, 0, 1, 0.5, 1e-5);
+}
+
+static void sums_do_not_overflow_the_stored_type(void **state)
+{
+	(void)state;
+	check_long(KVATTN_F16, 4096, 60000, 60000, 60000, 60000 * TOLERANCE);
+	check_long(KVATTN_BF16, 4096, 0x1p110f, 0x1p105f, 0x1p109 + 0x1p104, 0x1p109 * TOLERANCE);
+}
+
+static void rising_and_falling_maxima_give_the_same(void **state)
+{
+	float k[200], v[200];
+	/* bf16 holds whole numbers up to 256 */
+	const double want = 1 / ((1 - exp(-200)) / (1 - exp(-1)));
+
+	(void)state;
+	for (int j = 0; j < 200; j++) {
+		k[j] = (float)j;
+		v[j] = j == 199;
+	}
+	check_shape(&(struct given){.n = 200, .q0 = 1, .k = k, .v = v, .want = want, .want_lse = NAN}, KVATTN_F32, 16,
+		false, 1, 1);
+	check(&(struct given){.n = 200, .q0 = 1, .k = k, .v = v, .want = want, .want_lse = NAN});
+	for (int j = 0; j < 200; j++) {
+		k[j] = (float)(199 - j);
+		v[j] = j == 0;
+	}
+	check(&(struct given){.n = 200, .q0 = 1, .k = k, .v = v, .want = want, .want_lse = NAN});
+}
+
+static void parts_merge_by_their_log_sums(void **state)
+{
+	static const float out_a[2] = {0, 0.5f}, out_b[2] = {4, 4.5f}, none[2] = {NAN, NAN};
+	const float lse_a = 0, lse_b = logf(3), lse_none = -INFINITY;
+	const struct kvattn_part parts[] = {{none, &lse_none}, {out_a, &lse_a}, {none, &lse_none}, {out_b, &lse_b}};
+	float out[2] = {9, 9}, lse = 9;
+
+	(void)state;
+	assert_int_equal(kvattn_merge(parts, 4, 1, 2, out, &lse), 0);
+	assert_true(fabs(out[0] - 3) <= 3 * TOLERANCE && fabs(out[1] - 3.5) <= 3.5 * TOLERANCE);
+	assert_true(fabs(lse - log(4)) <= TOLERANCE);
+	assert_int_equal(kvattn_merge(parts, 1, 1, 2, out, &lse), 0);
+	assert_true(out[0] == 0 && out[1] == 0 && lse == -INFINITY);
+	assert_int_equal(kvattn_merge(NULL, 0, 1, 2, out, NULL), 0);
+	assert_true(out[0] == 0);
+}
+
+static void weights_sum_to_one(void **state)
+{
+	const struct kvattn_shape shape = {1, 2, 40, 24, KVATTN_F16, KVATTN_F16, 16};
+	const uint32_t n = 1500, n_q = 20;
+	float *k = floats((size_t)n * 2 * 40), *v = floats((size_t)n * 2 * 24), *q = floats(n_q * 6 * 40);
+	float *out = floats(n_q * 6 * 24);
+	uint64_t seed = 45;
+	struct kvattn_opts opts;
+	struct kvattn_seq seq;
+	struct kv kv;
+
+	(void)state;
+	noise_fill(&seed, k, (size_t)n * 2 * 40, 2);
+	noise_fill(&seed, q, n_q * 6 * 40, 3);
+	for (size_t i = 0; i < (size_t)n * 2 * 24; i++)
+		v[i] = 1;
+	kv_open(&kv, &shape, true, n);
+	kv_fill(&kv, k, v);
+	kvattn_opts_init(&opts, 6);
+	seq = kv_seq(&kv, q, n_q, out);
+	assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
+	for (uint32_t i = 0; i < n_q * 6 * 24; i++)
+		assert_true(fabs(out[i] - 1) <= 1e-6);
+	kv_close(&kv);
+	free(k), free(v), free(q), free(out);
+}
+
+static float sink_of_this_run;
+
+static void with_sink(struct kvattn_opts *opts)
+{
+	opts->sink_logits = &sink_of_this_run;
+}
+
+static void a_sink_joins_the_denominator_alone(void **state)
+{
+	static const float v[] = {6, 6};
+
+	(void)state;
+	sink_of_this_run = logf(2);
+	check_shape(&(struct given){.n = 1, .v = v, .want = 2, .want_lse = log(3), .options = with_sink}, KVATTN_F32,
+		16, false, 1, 1);
+	check_shape(&(struct given){.n = 2, .v = v, .want = 3, .want_lse = log(4), .options = with_sink}, KVATTN_F16,
+		16, false, 1, 14);
+	check_shape(&(struct given){.n = 0, .v = v, .want = 0, .want_lse = log(2), .options = with_sink, .exact = true},
+		KVATTN_F32, 16, false, 1, 1);
+	sink_of_this_run = -INFINITY;
+	check(&(struct given){.n = 2, .v = v, .want = 6, .want_lse = log(2), .options = with_sink});
+	sink_of_this_run = 200; /* far above every score: nothing is left of the values */
+	check_shape(&(struct given){.n = 2, .v = v, .want = 0, .want_lse = 200, .options = with_sink, .exact = true},
+		KVATTN_F32, 16, false, 1, 1);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(equal_keys_give_the_mean),
+		cmocka_unit_test(a_single_token_is_returned_exactly),
+		cmocka_unit_test(a_zero_query_gives_the_mean),
+		cmocka_unit_test(a_huge_gap_stays_finite),
+		cmocka_unit_test(huge_equal_scores_give_the_mean),
+		cmocka_unit_test(two_weights_share_three_to_one),
+		cmocka_unit_test(doubling_weights_form_their_series),
+		cmocka_unit_test(a_row_of_minus_infinities_gives_zeros),
+		cmocka_unit_test(half_of_the_keys_masked_leaves_the_mean_of_the_others),
+		cmocka_unit_test(keys_past_the_end_do_not_count),
+		cmocka_unit_test(every_head_size_works),
+		cmocka_unit_test(lengths_need_not_be_multiples_of_the_block),
+		cmocka_unit_test(a_window_shows_its_number_of_keys),
+		cmocka_unit_test(each_causal_row_has_its_own_window),
+		cmocka_unit_test(sink_tokens_stay_visible_behind_the_window),
+		cmocka_unit_test(a_causal_chunk_ends_at_the_last_key),
+		cmocka_unit_test(rows_before_the_first_key_see_nothing),
+		cmocka_unit_test(hidden_keys_are_never_multiplied_by_zero),
+		cmocka_unit_test(the_soft_cap_comes_before_the_mask),
+		cmocka_unit_test(the_soft_cap_bounds_and_zero_is_off),
+		cmocka_unit_test(alibi_weighs_by_distance),
+		cmocka_unit_test(alibi_slopes_are_those_of_the_paper),
+		cmocka_unit_test(query_heads_find_their_kv_head),
+		cmocka_unit_test(a_page_listed_twice_counts_twice),
+		cmocka_unit_test(an_empty_sequence_gives_zeros_and_leaves_its_neighbours_alone),
+		cmocka_unit_test(the_scale_may_be_default_zero_or_negative),
+		cmocka_unit_test(very_unequal_lengths_share_a_batch),
+		cmocka_unit_test(a_long_context_keeps_its_accuracy),
+		cmocka_unit_test(sums_do_not_overflow_the_stored_type),
+		cmocka_unit_test(rising_and_falling_maxima_give_the_same),
+		cmocka_unit_test(parts_merge_by_their_log_sums),
+		cmocka_unit_test(weights_sum_to_one),
+		cmocka_unit_test(a_sink_joins_the_denominator_alone),
+	};
+	const int r = levels_run(argv);
+
+	(void)argc;
+	return r >= 0 ? r : cmocka_run_group_tests_name(kvattn_isa_name(), tests, NULL, NULL);
+}
