@@ -633,14 +633,22 @@ static struct request *restore_request(
 	return request;
 }
 
+/* Keys asked back in one message: little enough that all of them find room, and are pinned while that is kept for them. */
+static uint32_t restore_most(const struct ns_map *map)
+{
+	uint64_t bytes = map->session->header->pool_bytes / 8, n;
+
+	n = (bytes < RESTORE_BYTES ? bytes : RESTORE_BYTES) / map->block_stride;
+	return n < 4 ? 4 : n > KVP_WIRE_BATCH_MAX ? KVP_WIRE_BATCH_MAX : (uint32_t)n;
+}
+
 /* Bring the next keys back, or learn why not. Return: false: no use going on. */
 static bool acquire_restore(struct acquire *a)
 {
-	uint32_t most = (uint32_t)(RESTORE_BYTES / a->map->block_stride), n = a->n - a->at;
+	uint32_t most = restore_most(a->map), n = a->n - a->at;
 	struct request *request;
 	bool more = false;
 
-	most = most < 16 ? 16 : most > KVP_WIRE_BATCH_MAX ? KVP_WIRE_BATCH_MAX : most;
 	n = n < most ? n : most;
 	request = restore_request(a->map, a->keys + a->at, n, 0, a->deadline_ns);
 	if (request && request_call(&request, a->deadline_ns + RESTORE_SLACK_MS * MS) == 0) {
@@ -708,7 +716,7 @@ static __attribute__((noinline)) int64_t acquire_many(struct acquire *a)
 	}
 	if (!a->deadline_ns)
 		lookup_tell(a->map, a->keys + a->at, a->n - a->at);
-	for (uint32_t round = 0; a->deadline_ns && a->at < a->n && round < a->n / 16 + 4; round++) {
+	for (uint32_t round = 0; a->deadline_ns && a->at < a->n && round < a->n + 4; round++) {
 		uint32_t before = a->at;
 
 		if (!acquire_restore(a))

@@ -68,15 +68,17 @@ static void keeper_beat(struct kvp_client *client)
 {
 	struct session *s = atomic_load(&client->session);
 
-	if (s)
+	if (s) {
 		keeper_hold_lock(s);
+		client_tell(s, KVP_MSG_PING, NULL, 0, NULL, 0); /* holds of who is not heard of may be revoked */
+	}
 	keeper_flush_counts(client);
 	session_sweep(client);
 	pthread_mutex_lock(&client->lock);
 	for (struct kvp_ns *ns = client->namespaces; ns; ns = ns->next)
 		ns->join_error = 0; /* once more at each beat */
 	pthread_mutex_unlock(&client->lock);
-	client->next_beat_ns = after_ms(client->heartbeat_ms / 2);
+	client->next_beat_ns = after_ms(client->heartbeat_ms * 3 / 4);
 }
 
 /* What readers of the namespace will need soon: mappings of slabs they have not met yet, grants for writers. */

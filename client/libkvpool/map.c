@@ -338,6 +338,26 @@ static bool slab_is_current(const struct slab_map *slab)
 	       atomic_load_explicit(&slab->map->slabs[slab->place].number, memory_order_acquire) == slab->number;
 }
 
+static void pages_touch(const void *from, uint64_t bytes, int advice)
+{
+	uintptr_t first = (uintptr_t)from & ~(uintptr_t)(KVP_PAGE - 1);
+
+	madvise((void *)first, (uintptr_t)from + bytes - first, advice);
+}
+
+/* What a hit in the slab reads and writes beside the block itself: descriptors and pins. Their pages exist, and with the
+ * namespace's first slab the index is touched too. */
+static void slab_touch_meta(const struct slab_map *slab)
+{
+	const struct ns_map *map = slab->map;
+	uint64_t n = map->slots_per_slab;
+
+	pages_touch(&map->blocks[slab->place * n], n * sizeof(struct kvp_block), MADV_POPULATE_READ);
+	pages_touch(session_pin(map->session, slab->place, 0), n * sizeof(struct kvp_pin), MADV_POPULATE_WRITE);
+	if (!slab->next)
+		pages_touch(map->index, map->n_buckets * sizeof(*map->index), MADV_POPULATE_READ);
+}
+
 bool map_touch(struct kvp_client *client)
 {
 	struct slab_map *slab;
@@ -351,7 +371,9 @@ bool map_touch(struct kvp_client *client)
 	n = slab->bytes - slab->touched < TOUCH_BYTES ? slab->bytes - slab->touched : TOUCH_BYTES;
 	if (!slab_is_current(slab))
 		n = slab->bytes - slab->touched; /* it left: touching would only fill what was punched empty */
-	else if (client->touched_bytes < TOUCH_AHEAD_BYTES)
+	else if (!slab->touched && !slab->writable)
+		slab_touch_meta(slab);
+	if (slab_is_current(slab) && client->touched_bytes < TOUCH_AHEAD_BYTES)
 		madvise(slab->base + slab->touched, n, slab->writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
 	slab->touched += n;
 	client->touched_bytes += n;
