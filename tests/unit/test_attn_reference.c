@@ -1,0 +1,339 @@
+/*
+ * test_attn_reference.c - random shapes against float64, every buffer against a guard page
+ *
+ * kvpool-test: timeout=600
+ * ATTN_SEED=n runs one trial.
+ *
+ * The reference reads back what the type made of the numbers, so only f32's own rounding is left.  Values are up to 2: 2e-6 of
+ * that for the sums.  A score z is itself rounded to z * 2^-24, once or twice on its way, and its weight is off by as much.
+ */
+#include <sys/mman.h>
+
+#include "test_attn_fixture.h"
+
+#define TOLERANCE 2e-6
+#define SCORE_ROUNDING 0x1p-23
+#define PAGE 4096u
+
+/* ---- Memory that faults one byte before or after ---- */
+
+struct guarded {
+	char *map;
+	size_t map_bytes;
+	void *at;
+};
+
+static struct guarded guarded_new(size_t bytes, bool at_end)
+{
+	const size_t body = (bytes + PAGE - 1) / PAGE * PAGE;
+	struct guarded g = {.map_bytes = body + 2 * PAGE};
+
+	g.map = mmap(NULL, g.map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	assert_ptr_not_equal(g.map, MAP_FAILED);
+	assert_int_equal(mprotect(g.map, PAGE, PROT_NONE), 0);
+	assert_int_equal(mprotect(g.map + PAGE + body, PAGE, PROT_NONE), 0);
+	g.at = at_end ? g.map + PAGE + body - bytes : g.map + PAGE;
+	return g;
+}
+
+static void guarded_free(struct guarded *g)
+{
+	munmap(g->map, g->map_bytes);
+}
+
+/* ---- The trial ---- */
+
+struct trial {
+	uint64_t seed;
+	uint32_t kv_heads, group, dim_k, dim_v, block_tokens, n, n_q;
+	uint32_t type_k, type_v;
+	uint64_t q_end, window, sinks;
+	float softcap, sharpness;
+	bool causal, alibi, sink_logits, at_end, token_outer;
+	uint32_t threads;
+};
+
+struct data {
+	struct kvattn_geom geom;
+	struct guarded *blocks;
+	uint64_t n_blocks;
+	const void **table;
+	struct guarded q, out, lse;
+	float *k, *v; /* as stored, widened */
+	float slopes[64], sinks[64];
+};
+
+static struct trial trial_random(uint64_t seed)
+{
+	static const uint32_t blocks[] = {1, 3, 5, 16, 32, 64, 100, 4096}, dims[] = {64, 80, 96, 128, 192, 256, 576};
+	uint64_t s = seed * 977 + 13;
+	struct trial t = {.seed = seed};
+
+	t.kv_heads = 1 + noise_below(&s, 4);
+	t.group = 1 + noise_below(&s, noise_below(&s, 4) ? 6 : 16);
+	t.dim_k = noise_below(&s, 3) ? 1 + noise_below(&s, 100) : dims[noise_below(&s, COUNT(dims))];
+	t.dim_v = noise_below(&s, 3) ? 1 + noise_below(&s, 100) : dims[noise_below(&s, COUNT(dims))];
+	t.block_tokens = blocks[noise_below(&s, COUNT(blocks))];
+	t.n = noise_below(&s, noise_below(&s, 5) ? 300 : 2500);
+	t.n_q = 1 + noise_below(&s, noise_below(&s, 3) ? 3 : 40);
+	t.type_k = attn_types[noise_below(&s, 3)];
+	t.type_v = noise_below(&s, 3) ? t.type_k : attn_types[noise_below(&s, 3)];
+	t.q_end = noise_below(&s, 4) ? 0 : 1 + noise_below(&s, t.n + 10);
+	t.window = noise_below(&s, 2) ? 0 : 1 + noise_below(&s, t.n + 2);
+	t.sinks = noise_below(&s, 2) ? 0 : noise_below(&s, 20);
+	t.softcap = noise_below(&s, 3) ? 0 : 0.5f + (float)noise_below(&s, 50);
+	t.sharpness = noise_below(&s, 2) ? 1 : 6;
+	t.causal = noise_below(&s, 5);
+	t.alibi = !noise_below(&s, 3);
+	t.sink_logits = !noise_below(&s, 3);
+	t.at_end = noise_below(&s, 2);
+	t.token_outer = noise_below(&s, 2);
+	t.threads = 1 + noise_below(&s, 3);
+	return t;
+}
+
+/* [token][K heads, V heads]: every byte of a token lies before the next token's, so a short last block can end at a guard page. */
+static void geom_by_token(const struct trial *t, struct kvattn_geom *geom, uint64_t *token_bytes)
+{
+	const uint64_t k_head = t->dim_k * (uint64_t)kvattn_type_bytes(t->type_k);
+	const uint64_t v_head = t->dim_v * (uint64_t)kvattn_type_bytes(t->type_v);
+
+	/* V's part begins at a multiple of four, whatever K's length; so does the next token */
+	geom->k_off = 0;
+	geom->v_off = (k_head * t->kv_heads + 3) / 4 * 4;
+	*token_bytes = (geom->v_off + v_head * t->kv_heads + 3) / 4 * 4;
+	geom->k_token_stride = geom->v_token_stride = *token_bytes;
+	geom->k_head_stride = k_head;
+	geom->v_head_stride = v_head;
+}
+
+static void data_geom(const struct trial *t, struct data *data, uint64_t *full_bytes, uint64_t *last_bytes)
+{
+	const struct kvattn_shape shape = {1, t->kv_heads, t->dim_k, t->dim_v, t->type_k, t->type_v, t->block_tokens};
+	uint64_t token;
+
+	assert_int_equal(kvattn_geom_init_hnd(&data->geom, &shape, 0), 0);
+	*full_bytes = *last_bytes = kvattn_block_bytes(&shape);
+	if (!t->token_outer)
+		return;
+	geom_by_token(t, &data->geom, &token);
+	*full_bytes = token * t->block_tokens;
+	*last_bytes = token * (t->n - (data->n_blocks - 1) * t->block_tokens);
+}
+
+static void data_open(const struct trial *t, struct data *data)
+{
+	const size_t k_token = (size_t)t->kv_heads * t->dim_k, v_token = (size_t)t->kv_heads * t->dim_v;
+	const uint32_t q_heads = t->kv_heads * t->group;
+	uint64_t s = t->seed, full, last;
+
+	*data = (struct data){.n_blocks = (t->n + t->block_tokens - 1) / t->block_tokens};
+	data_geom(t, data, &full, &last);
+	data->blocks = must(calloc(data->n_blocks + 1, sizeof(*data->blocks)));
+	data->table = must(calloc(data->n_blocks + 1, sizeof(*data->table)));
+	data->k = floats(t->n * k_token);
+	data->v = floats(t->n * v_token);
+	noise_fill(&s, data->k, t->n * k_token, 2);
+	noise_fill(&s, data->v, t->n * v_token, 2);
+	for (uint64_t b = 0; b < data->n_blocks; b++) {
+		const uint32_t first = (uint32_t)b * t->block_tokens;
+		const uint32_t n = t->n - first < t->block_tokens ? t->n - first : t->block_tokens;
+
+		data->blocks[b] = guarded_new(b + 1 == data->n_blocks ? last : full, t->at_end);
+		data->table[b] = data->blocks[b].at;
+		assert_int_equal(kvattn_put(&data->geom, data->blocks[b].at, 0, n, data->k + first * k_token, 0,
+					 data->v + first * v_token, 0),
+			0);
+		assert_int_equal(kvattn_get(&data->geom, data->blocks[b].at, 0, n, data->k + first * k_token, 0,
+					 data->v + first * v_token, 0),
+			0);
+		mprotect(data->blocks[b].map + PAGE, data->blocks[b].map_bytes - 2 * PAGE, PROT_READ);
+	}
+	data->q = guarded_new((size_t)t->n_q * q_heads * t->dim_k * sizeof(float), t->at_end);
+	data->out = guarded_new((size_t)t->n_q * q_heads * t->dim_v * sizeof(float), t->at_end);
+	data->lse = guarded_new((size_t)t->n_q * q_heads * sizeof(float), t->at_end);
+	noise_fill(&s, data->q.at, (size_t)t->n_q * q_heads * t->dim_k, t->sharpness);
+	assert_int_equal(kvattn_alibi_slopes(q_heads, data->slopes), 0);
+	noise_fill(&s, data->sinks, q_heads, 3);
+}
+
+static void data_close(struct data *data)
+{
+	for (uint64_t b = 0; b < data->n_blocks; b++)
+		guarded_free(&data->blocks[b]);
+	guarded_free(&data->q);
+	guarded_free(&data->out);
+	guarded_free(&data->lse);
+	free(data->blocks), free(data->table), free(data->k), free(data->v);
+}
+
+/* ---- The truth ---- */
+
+static bool visible(const struct trial *t, int64_t p, int64_t j)
+{
+	return (!t->causal || j <= p) && (!t->window || j > p - (int64_t)t->window || j < (int64_t)t->sinks);
+}
+
+static double truth_score(
+	const struct trial *t, const struct data *data, const float *q, uint32_t h, int64_t p, uint32_t j)
+{
+	const float *k = data->k + ((size_t)j * t->kv_heads + h / t->group) * t->dim_k;
+	double z = 0;
+
+	for (uint32_t d = 0; d < t->dim_k; d++)
+		z += (double)q[d] * (double)k[d];
+	z /= sqrt(t->dim_k);
+	if (t->softcap > 0)
+		z = t->softcap * tanh(z / t->softcap);
+	return t->alibi ? z - (double)data->slopes[h] * (double)(p - j) : z;
+}
+
+/* The row's out; returns its lse.  @reach: the largest magnitude of a score. */
+static double truth_row(const struct trial *t, const struct data *data, const float *q, uint32_t h, int64_t p,
+	double *out, double *reach)
+{
+	double *z = must(calloc(t->n + 1, sizeof(double)));
+	double top = t->sink_logits ? data->sinks[h] : -INFINITY, sum;
+
+	for (uint32_t j = 0; j < t->n; j++) {
+		z[j] = visible(t, p, j) ? truth_score(t, data, q, h, p, j) : -INFINITY;
+		top = z[j] > top ? z[j] : top;
+		*reach = z[j] != -INFINITY && fabs(z[j]) > *reach ? fabs(z[j]) : *reach;
+	}
+	sum = t->sink_logits ? exp(data->sinks[h] - top) : 0;
+	for (uint32_t d = 0; d < t->dim_v; d++)
+		out[d] = 0;
+	for (uint32_t j = 0; j < t->n; j++) {
+		const double weight = z[j] == -INFINITY ? 0 : exp(z[j] - top);
+
+		sum += weight;
+		for (uint32_t d = 0; d < t->dim_v && weight > 0; d++)
+			out[d] += weight * data->v[((size_t)j * t->kv_heads + h / t->group) * t->dim_v + d];
+	}
+	free(z);
+	for (uint32_t d = 0; d < t->dim_v; d++)
+		out[d] = sum > 0 ? out[d] / sum : 0;
+	return sum > 0 ? top + log(sum) : -INFINITY;
+}
+
+static void trial_describe(const struct trial *t, char *text, size_t size)
+{
+	snprintf(text, size,
+		"seed %llu: %u KV heads x %u, dims %u %u, types %u %u, blocks of %u, %u keys, %u rows ending at %llu, window %llu "
+		"sinks %llu cap %g%s%s%s, %u threads",
+		(unsigned long long)t->seed, t->kv_heads, t->group, t->dim_k, t->dim_v, t->type_k, t->type_v,
+		t->block_tokens, t->n, t->n_q, (unsigned long long)t->q_end, (unsigned long long)t->window,
+		(unsigned long long)t->sinks, t->softcap, t->causal ? " causal" : "", t->alibi ? " alibi" : "",
+		t->sink_logits ? " sink" : "", t->threads);
+}
+
+static void trial_check_row(const struct trial *t, const struct data *data, uint32_t r, uint32_t h)
+{
+	const uint32_t q_heads = t->kv_heads * t->group, row = r * q_heads + h;
+	const int64_t p = (int64_t)(t->q_end ? t->q_end : t->n) - t->n_q + r;
+	const float *q = (const float *)data->q.at + (size_t)row * t->dim_k;
+	const float *out = (const float *)data->out.at + (size_t)row * t->dim_v,
+		    *lse = (const float *)data->lse.at + row;
+	double want[KVATTN_DIM_MAX], reach = 0;
+	const double want_lse = truth_row(t, data, q, h, p, want, &reach);
+	const double tolerance = TOLERANCE + SCORE_ROUNDING * reach;
+	char text[256];
+
+	trial_describe(t, text, sizeof(text));
+	for (uint32_t d = 0; d < t->dim_v; d++)
+		if (!(fabs(out[d] - want[d]) <= 2 * tolerance))
+			fail_msg("%s: row %u head %u dim %u: got %.9g, right is %.9g", text, r, h, d, out[d], want[d]);
+	if (*lse != want_lse && !(fabs(*lse - want_lse) <= tolerance * (1 + fabs(want_lse))))
+		fail_msg("%s: row %u head %u: lse %.9g, right is %.9g", text, r, h, *lse, want_lse);
+}
+
+static void trial_run(const struct trial *t)
+{
+	const uint32_t q_heads = t->kv_heads * t->group;
+	struct kvattn_opts opts;
+	struct kvattn_seq seq;
+	struct data data;
+
+	data_open(t, &data);
+	kvattn_opts_init(&opts, q_heads);
+	opts.window = t->window;
+	opts.sink_tokens = t->sinks;
+	opts.softcap = t->softcap;
+	opts.alibi_slopes = t->alibi ? data.slopes : NULL;
+	opts.sink_logits = t->sink_logits ? data.sinks : NULL;
+	opts.n_threads = t->threads;
+	seq = (struct kvattn_seq){
+		.table = {.blocks = data.table, .n_blocks = data.n_blocks, .n_tokens = t->n},
+		.q = data.q.at,
+		.out = data.out.at,
+		.lse = data.lse.at,
+		.n_q = t->n_q,
+		.q_end = t->q_end,
+		.causal = t->causal,
+	};
+	assert_int_equal(kvattn_attend(&data.geom, &seq, 1, &opts), 0);
+	for (uint32_t r = 0; r < t->n_q; r++)
+		for (uint32_t h = 0; h < q_heads; h++)
+			trial_check_row(t, &data, r, h);
+	data_close(&data);
+}
+
+static void random_shapes_agree_with_float64(void **state)
+{
+	const char *only = getenv("ATTN_SEED");
+	const uint64_t first = only ? strtoull(only, NULL, 10) : 1, n = only ? 1 : 120;
+
+	(void)state;
+	for (uint64_t seed = first; seed < first + n; seed++) {
+		const struct trial t = trial_random(seed);
+
+		trial_run(&t);
+	}
+}
+
+/* The shapes models use, each type, at a length with a tail. */
+static void common_shapes_agree_with_float64(void **state)
+{
+	static const struct {
+		uint32_t kv_heads, group, dim_k, dim_v;
+	} shapes[] = {{2, 4, 128, 128}, {8, 1, 64, 64}, {1, 16, 80, 80}, {2, 7, 96, 96}, {1, 8, 192, 128},
+		{1, 2, 256, 256}, {1, 4, 576, 512}};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(shapes); i++)
+		for (size_t type = 0; type < COUNT(attn_types); type++) {
+			struct trial t = {
+				.seed = 1000 + i,
+				.kv_heads = shapes[i].kv_heads,
+				.group = shapes[i].group,
+				.dim_k = shapes[i].dim_k,
+				.dim_v = shapes[i].dim_v,
+				.type_k = attn_types[type],
+				.type_v = attn_types[type],
+				.block_tokens = 64,
+				.n = 1100,
+				.causal = true,
+				.sharpness = 1,
+				.at_end = true,
+				.token_outer = type % 2,
+				.threads = 1,
+			};
+
+			t.n_q = 1;
+			trial_run(&t);
+			t.n_q = 20;
+			trial_run(&t);
+		}
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(random_shapes_agree_with_float64),
+		cmocka_unit_test(common_shapes_agree_with_float64),
+	};
+	const int r = levels_run(argv);
+
+	(void)argc;
+	return r >= 0 ? r : cmocka_run_group_tests_name(kvattn_isa_name(), tests, NULL, NULL);
+}
