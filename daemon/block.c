@@ -542,7 +542,8 @@ static bool adopt_grant(struct ns *ns, uint64_t slot)
 	return true;
 }
 
-static void adopt_published(struct ns *ns, struct slab *slab, uint64_t slot)
+/* Return: false: it is damaged, or there already. */
+static bool adopt_published(struct ns *ns, struct slab *slab, uint64_t slot)
 {
 	struct kvp_block *block = &ns->blocks[slot];
 	struct index index = block_index(ns);
@@ -550,14 +551,8 @@ static void adopt_published(struct ns *ns, struct slab *slab, uint64_t slot)
 	uint64_t generation = kvp_word_generation(block_word(ns, slot));
 
 	if (e || kvp_key_is_none(&block->key) || block->used_bytes > ns->head->block_bytes ||
-		!(e = ns_entry_add(ns, &block->key, &block->parent))) {
-		/* a move was cut short after its second copy was published: same bytes twice, one goes */
-		index_remove(&index, &block->key, slot);
-		gauge_add(&ns->row->counters.free, 1);
-		atomic_store(&block->word, kvp_word(generation + 1, KVP_BLOCK_FREE));
-		slot_push_free(ns, slab, slot_index(ns, slot));
-		return;
-	}
+		!(e = ns_entry_add(ns, &block->key, &block->parent)))
+		return false;
 	atomic_store(&block->word, kvp_word(generation, KVP_BLOCK_PUBLISHED));
 	gauge_add(&ns->row->counters.published, 1);
 	e->bytes = block->used_bytes;
@@ -569,12 +564,26 @@ static void adopt_published(struct ns *ns, struct slab *slab, uint64_t slot)
 		ns_entry_set_hot(e, slot);
 	else
 		e->slot = slot;
-	if (index_find(&index, &e->key) == UINT64_MAX)
+	if (index_find(&index, &e->key) != slot)
 		index_insert(&index, &e->key, slot);
+	return true;
+}
+
+void block_adopt_published(struct ns *ns, struct slab *slab)
+{
+	for (uint32_t i = 0; i < slab->n_slots; i++) {
+		uint64_t slot = (uint64_t)slab->place * ns->head->slots_per_slab + i;
+
+		if (ns->blocks[slot].slab_number == slab->number &&
+			kvp_word_state(block_word(ns, slot)) == KVP_BLOCK_PUBLISHED)
+			adopt_published(ns, slab, slot);
+	}
 }
 
 void block_adopt_slab(struct ns *ns, struct slab *slab)
 {
+	struct index index;
+
 	slab->free_head = slab->n_free = 0;
 	for (uint32_t i = slab->n_slots; i-- > 0;) {
 		uint64_t slot = (uint64_t)slab->place * ns->head->slots_per_slab + i;
@@ -592,9 +601,12 @@ void block_adopt_slab(struct ns *ns, struct slab *slab)
 		}
 		switch (state) {
 		case KVP_BLOCK_PUBLISHED:
-		case KVP_BLOCK_DRAINING: /* put back */
-			adopt_published(ns, slab, slot);
-			continue;
+		case KVP_BLOCK_DRAINING: /* put back, unless a move was cut short after its second copy was published */
+			if (slab->slots[i].who || adopt_published(ns, slab, slot))
+				continue;
+			index = block_index(ns);
+			index_remove(&index, &ns->blocks[slot].key, slot);
+			break;
 		case KVP_BLOCK_RETIRED:
 			gauge_add(&ns->row->counters.retired, 1);
 			continue;

@@ -882,6 +882,9 @@ void ns_adopt_blocks(struct daemon *d)
 		ns_index_repair(ns);
 		for (uint32_t place = 0; place < d->pool.header->max_places; place++)
 			if (d->slabs[place] && d->slabs[place]->ns == ns)
+				block_adopt_published(ns, d->slabs[place]);
+		for (uint32_t place = 0; place < d->pool.header->max_places; place++)
+			if (d->slabs[place] && d->slabs[place]->ns == ns)
 				block_adopt_slab(ns, d->slabs[place]);
 		pool_stats_end(&d->pool);
 	}
