@@ -38,7 +38,6 @@
 #define PUBLISH_MS \
 	5000 /* longest wait of kvp_publish(): a copied publish may wait for room, a restart takes its time */
 #define STOCK_BLOCKS 8
-#define REFILL_WAIT_MS 20
 #define STOCK_IDLE_MS 1000 /* a stock nobody took from goes back */
 #define SLOT_NONE UINT64_MAX
 
@@ -119,7 +118,7 @@ struct ns_map {
 	uint32_t n_stock, stock_room, stock_target;
 	uint32_t n_back; /* the last ones of the stock: put back, on their way to the daemon */
 	bool refilling; /* a RESERVE for the stock is under way */
-	uint64_t refill_after_ns; /* the last one brought nothing */
+	uint64_t refill_after_ns; /* there was no room: the stock is not filled before */
 	struct request *arrived; /* answers to RESERVE for the keeper to take in */
 	uint64_t taken_ns; /* when somebody last took from the stock */
 	struct stage *stages; /* the first one is the newest */
@@ -430,7 +429,7 @@ struct request {
 };
 
 struct request *request_new(struct kvp_client *client, struct session *session, uint16_t type, size_t body_bytes);
-static inline void *request_body(struct request *request)
+static inline void *request_body(const struct request *request)
 {
 	return request->packet + sizeof(struct kvp_msg);
 }

@@ -16,6 +16,7 @@
 
 #define GRANTS_MAX KVP_WIRE_BATCH_MAX
 #define TRY_MS 100 /* deadline 0: longest wait for a daemon that does not answer */
+#define REFILL_PAUSE_MS 2000
 #define STAGE_BLOCKS 64u
 #define ROOMS_A_TURN 512u
 
@@ -234,8 +235,14 @@ static struct request *reserve_request(struct ns_map *map, uint32_t n, uint64_t 
 
 static uint32_t reserve_take(struct ns_map *map, const struct request *request)
 {
+	const struct kvp_wire_reserve *asked = request_body(request);
 	uint32_t n = (uint32_t)(request->body_bytes / sizeof(struct kvp_wire_grant));
 
+	if (n < asked->n) { /* room is scarce: what becomes free is for who needs it, and asking keeps the daemon busy */
+		pthread_mutex_lock(&map->lock);
+		map->refill_after_ns = after_ms(REFILL_PAUSE_MS);
+		pthread_mutex_unlock(&map->lock);
+	}
 	if (n)
 		grants_take(map, (const struct kvp_wire_grant *)(const void *)request->body, n);
 	return n;
@@ -247,14 +254,14 @@ static void reserve_done(struct request *request)
 	struct ns_map *map = request->owner;
 
 	pthread_mutex_lock(&map->lock);
-	if (request->status == 0 && request->body_bytes) {
+	if (request->status == 0) {
 		request->next = map->arrived;
 		map->arrived = request;
 		request = NULL;
 	}
 	map->refilling = false;
-	if (request) /* nothing came: the pool is full, and asking again at once would only keep the daemon busy */
-		map->refill_after_ns = after_ms(REFILL_WAIT_MS);
+	if (request && request->status != -KVP_EDETACHED) /* refused: it will be again */
+		map->refill_after_ns = after_ms(REFILL_PAUSE_MS);
 	pthread_mutex_unlock(&map->lock);
 	request_free(request);
 }
