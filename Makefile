@@ -71,6 +71,10 @@ MANUALS := $(wildcard daemon/*.8 client/*/*.1 client/*/*.3 kernels/*.3)
 .PHONY: all
 all: $(PROGRAMS) $(LIBRARIES) ## build everything (default)
 
+# what is being made, one short line each; V=1 shows the commands, -s nothing
+Q := $(if $(V),,@)
+note = $(if $(V)$(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),,@printf '  %-5s %s\n' $(1) $(2))
+
 # ---- objects ----
 
 # Everything depends on the flags it was built with and every link on the list of files, so that neither a change of
@@ -84,11 +88,13 @@ $(BUILD)/obj/files: FORCE
 $(BUILD)/obj/client/libkvpool/%.o $(BUILD)/obj/kernels/%.o: VISIBILITY := -fvisibility=hidden
 $(BUILD)/obj/%.o: %.c $(BUILD)/obj/flags
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) $(VISIBILITY) -I. -MMD -MP -c $< -o $@
+	$(call note,CC,$<)
+	$(Q)$(CC) $(ALL_CFLAGS) $(VISIBILITY) -I. -MMD -MP -c $< -o $@
 # the daemon, and what tests it, with points at which a test makes things fail
 $(BUILD)/fault/%.o: %.c $(BUILD)/obj/flags
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) -DKVP_FAULT -I. -MMD -MP -c $< -o $@
+	$(call note,CC,$<)
+	$(Q)$(CC) $(ALL_CFLAGS) -DKVP_FAULT -I. -MMD -MP -c $< -o $@
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -97,21 +103,25 @@ $(BUILD)/fault/%.o: %.c $(BUILD)/obj/flags
 objects = $(filter %.o,$^)
 define archive
 @mkdir -p $(@D)
-rm -f $@ && ar rcs $@ $(objects)
+$(call note,AR,$@)
+$(Q)rm -f $@ && ar rcs $@ $(objects)
 endef
 
 # nodelete: its threads and fork handlers outlive a dlclose()
 $(BUILD)/libkvpool.so.$(SOVERSION): $(POOL_OBJ) $(BUILD)/obj/files
-	$(CC) -Wl,-z,nodelete -shared $(ALL_LDFLAGS) -Wl,-soname,$(@F) $(if $(SANITIZE),,-Wl,-z,defs) $(objects) $(CLIENT_LIBS) -o $@
+	$(call note,LD,$@)
+	$(Q)$(CC) -Wl,-z,nodelete -shared $(ALL_LDFLAGS) -Wl,-soname,$(@F) $(if $(SANITIZE),,-Wl,-z,defs) $(objects) $(CLIENT_LIBS) -o $@
 $(BUILD)/libkvattn.so.$(SOVERSION): $(ATTN_OBJ) $(BUILD)/obj/files
-	$(CC) -shared $(ALL_LDFLAGS) -Wl,-soname,$(@F) $(if $(SANITIZE),,-Wl,-z,defs) $(objects) $(ATTN_LIBS) -o $@
+	$(call note,LD,$@)
+	$(Q)$(CC) -shared $(ALL_LDFLAGS) -Wl,-soname,$(@F) $(if $(SANITIZE),,-Wl,-z,defs) $(objects) $(ATTN_LIBS) -o $@
 $(BUILD)/lib%.so: $(BUILD)/lib%.so.$(SOVERSION)
-	ln -sf $(<F) $@
+	$(Q)ln -sf $(<F) $@
 # what is hidden in the shared library is local in the static one: its inner names meet nobody else's
 $(BUILD)/libkvpool.a: $(POOL_OBJ) $(BUILD)/obj/files
 	@mkdir -p $(@D)
-	$(LD) -r $(objects) -o $(BUILD)/obj/libkvpool.o && objcopy --localize-hidden $(BUILD)/obj/libkvpool.o
-	rm -f $@ && ar rcs $@ $(BUILD)/obj/libkvpool.o
+	$(Q)$(LD) -r $(objects) -o $(BUILD)/obj/libkvpool.o && objcopy --localize-hidden $(BUILD)/obj/libkvpool.o
+	$(call note,AR,$@)
+	$(Q)rm -f $@ && ar rcs $@ $(BUILD)/obj/libkvpool.o
 $(BUILD)/libkvattn.a: $(ATTN_OBJ) $(BUILD)/obj/files
 	$(archive)
 # only for tests: everything of a program but its main, and what stands beside the tests
@@ -131,20 +141,25 @@ $(BUILD)/obj/system.a: $(call obj,$(SYSTEM_HELPERS)) $(BUILD)/obj/files
 	$(archive)
 
 $(BUILD)/kvpoold: $(DAEMON_OBJ) $(BUILD)/obj/files
-	$(CC) $(ALL_LDFLAGS) $(objects) $(DAEMON_LIBS) -o $@
+	$(call note,LD,$@)
+	$(Q)$(CC) $(ALL_LDFLAGS) $(objects) $(DAEMON_LIBS) -o $@
 $(BUILD)/kvpoold-fault: $(DAEMON_FAULT_OBJ) $(BUILD)/obj/files
-	$(CC) $(ALL_LDFLAGS) $(objects) $(DAEMON_LIBS) -o $@
+	$(call note,LD,$@)
+	$(Q)$(CC) $(ALL_LDFLAGS) $(objects) $(DAEMON_LIBS) -o $@
 $(BUILD)/kvctl: $(KVCTL_OBJ) $(BUILD)/libkvpool.so $(BUILD)/libkvattn.so $(BUILD)/obj/files
-	$(CC) $(ALL_LDFLAGS) $(RPATH) $(objects) -L$(BUILD) -lkvpool -lkvattn $(KVCTL_LIBS) -o $@
+	$(call note,LD,$@)
+	$(Q)$(CC) $(ALL_LDFLAGS) $(RPATH) $(objects) -L$(BUILD) -lkvpool -lkvattn $(KVCTL_LIBS) -o $@
 $(BUILD)/kvengine: $(ENGINE_OBJ) $(BUILD)/libkvpool.so $(BUILD)/libkvattn.so $(BUILD)/obj/files
-	$(CC) $(ALL_LDFLAGS) $(RPATH) $(objects) -L$(BUILD) -lkvpool -lkvattn $(ENGINE_LIBS) -o $@
+	$(call note,LD,$@)
+	$(Q)$(CC) $(ALL_LDFLAGS) $(RPATH) $(objects) -L$(BUILD) -lkvpool -lkvattn $(ENGINE_LIBS) -o $@
 
 # ---- tests: what one links follows from its name; those of the daemon link the daemon with fault points ----
 
 CLIENT_A := $(BUILD)/libkvpool.a $(BUILD)/libkvattn.a
 define test_program
 @mkdir -p $(@D)
-$(CC) $(ALL_LDFLAGS) $(filter %.o %.a,$^) $(1) $(TEST_LIBS) -o $@
+$(call note,LD,$@)
+$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o %.a,$^) $(1) $(TEST_LIBS) -o $@
 endef
 $(BUILD)/test/test_client_%: $(BUILD)/obj/tests/unit/test_client_%.o $(BUILD)/obj/unit.a $(CLIENT_A)
 	$(call test_program,$(CLIENT_LIBS) $(ATTN_LIBS))
@@ -162,9 +177,11 @@ $(BUILD)/test/%: $(BUILD)/obj/tests/system/%.o $(BUILD)/obj/system.a $(CLIENT_A)
 # One file a benchmark of its own, peers that are not installed simply not built.
 $(BUILD)/test/prog_%: $(BUILD)/obj/tests/system/prog_%.o $(BUILD)/libkvpool.a $(BUILD)/libkvattn.a
 	@mkdir -p $(@D)
-	$(CC) $(ALL_LDFLAGS) $^ -lsodium -lm -o $@
+	$(call note,LD,$@)
+	$(Q)$(CC) $(ALL_LDFLAGS) $^ -lsodium -lm -o $@
 $(BUILD)/kvbench-%: $(BUILD)/obj/tests/bench/%.o $(CLIENT_A)
-	$(CC) $(ALL_LDFLAGS) $(filter %.o %.a,$^) $(call pkg,libsodium lmdb hiredis) $(ATTN_LIBS) -o $@
+	$(call note,LD,$@)
+	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o %.a,$^) $(call pkg,libsodium lmdb hiredis) $(ATTN_LIBS) -o $@
 PEERS_HERE := $(if $(wildcard /usr/include/lmdb.h),$(if $(wildcard /usr/include/hiredis/hiredis.h),yes))
 $(BUILD)/obj/tests/bench/%.o: ALL_CFLAGS += -I/usr/include/hiredis
 
@@ -232,10 +249,12 @@ replays: $(REPLAYS)
 fuzz_libs = $(if $(findstring _client_,$(1)),$(BUILD)/libkvpool.a,$(BUILD)/obj/daemon.a)
 $(BUILD)/fuzz/fuzz_%: $(BUILD)/obj/tests/fuzz/fuzz_%.o $(BUILD)/obj/daemon.a $(BUILD)/libkvpool.a
 	@mkdir -p $(@D)
-	$(CC) $(ALL_LDFLAGS) -fsanitize=fuzzer $< $(call fuzz_libs,$@) $(DAEMON_LIBS) -o $@
+	$(call note,LD,$@)
+	$(Q)$(CC) $(ALL_LDFLAGS) -fsanitize=fuzzer $< $(call fuzz_libs,$@) $(DAEMON_LIBS) -o $@
 $(BUILD)/fuzz/replay_%: $(BUILD)/obj/tests/fuzz/fuzz_%.o $(BUILD)/obj/tests/fuzz/replay.o $(BUILD)/obj/daemon.a $(BUILD)/libkvpool.a
 	@mkdir -p $(@D)
-	$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(call fuzz_libs,$<) $(DAEMON_LIBS) -o $@
+	$(call note,LD,$@)
+	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(call fuzz_libs,$<) $(DAEMON_LIBS) -o $@
 
 mutants: deps ## take out one safety line at a time: a test must fail each time
 	@BUILD=$(BUILD) tests/mutants/run $(MUTANTS)
