@@ -1,0 +1,462 @@
+/*
+ * test_attn_block.c - geometry, rows into blocks and out of them, arguments that are refused, the choice of instructions
+ */
+#include <errno.h>
+
+#include "test_attn_fixture.h"
+
+/* ---- Geometry ---- */
+
+static void offsets_follow_from_the_shape(void **state)
+{
+	const struct kvattn_shape shape = {3, 2, 5, 7, KVATTN_F16, KVATTN_F32, 4};
+	/* K: 2 heads * 4 tokens * 5 * 2 bytes = 80, padded to 128; V: 2 * 4 * 7 * 4 = 224, padded to 256 */
+	struct kvattn_geom geom;
+
+	(void)state;
+	assert_int_equal(kvattn_block_bytes(&shape), 3 * (128 + 256));
+	assert_int_equal(kvattn_geom_init_hnd(&geom, &shape, 2), 0);
+	assert_int_equal(geom.k_off, 2 * 384);
+	assert_int_equal(geom.v_off, 2 * 384 + 128);
+	assert_int_equal(geom.k_token_stride, 10);
+	assert_int_equal(geom.k_head_stride, 40);
+	assert_int_equal(geom.v_token_stride, 28);
+	assert_int_equal(geom.v_head_stride, 112);
+	assert_int_equal(kvattn_geom_init_nhd(&geom, &shape, 0), 0);
+	assert_int_equal(geom.k_off, 0);
+	assert_int_equal(geom.k_token_stride, 20);
+	assert_int_equal(geom.k_head_stride, 10);
+	assert_int_equal(geom.v_token_stride, 56);
+	assert_int_equal(geom.v_head_stride, 28);
+}
+
+static void impossible_shapes_are_refused(void **state)
+{
+	const struct kvattn_shape good = {1, 1, 64, 64, KVATTN_F16, KVATTN_F16, 16};
+	struct kvattn_shape bad[9];
+	struct kvattn_geom geom;
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(bad); i++)
+		bad[i] = good;
+	bad[0].n_layers = 0;
+	bad[1].n_kv_heads = 0;
+	bad[2].n_kv_heads = KVATTN_HEADS_MAX + 1;
+	bad[3].dim_k = 0;
+	bad[4].dim_k = KVATTN_DIM_MAX + 1;
+	bad[5].dim_v = 0;
+	bad[6].dim_v = KVATTN_DIM_MAX + 1;
+	bad[7].block_tokens = 0;
+	/* 2^16 layers of 2^12 heads * 2^31 tokens * 576 * 4 bytes do not fit 64 bits */
+	bad[8] = (struct kvattn_shape){1 << 16, KVATTN_HEADS_MAX, 576, 576, KVATTN_F32, KVATTN_F32, 1u << 31};
+	for (size_t i = 0; i < COUNT(bad); i++) {
+		assert_int_equal(kvattn_geom_init_hnd(&geom, &bad[i], 0), -EINVAL);
+		assert_int_equal(kvattn_block_bytes(&bad[i]), 0);
+	}
+	assert_int_equal(kvattn_geom_init_hnd(&geom, &good, 1), -EINVAL);
+	assert_int_equal(kvattn_geom_init_hnd(NULL, &good, 0), -EINVAL);
+	assert_int_equal(kvattn_geom_init_hnd(&geom, NULL, 0), -EINVAL);
+	for (uint32_t type = 0; type < 9; type++) {
+		const bool served = type >= KVATTN_F32 && type <= KVATTN_BF16;
+
+		bad[0] = good;
+		bad[0].type_v = type;
+		assert_int_equal(kvattn_geom_init_nhd(&geom, &bad[0], 0), served ? 0 : -ENOTSUP);
+		assert_int_equal(kvattn_type_bytes(type), type == KVATTN_F32 ? 4 : served ? 2 : 0);
+	}
+}
+
+/* ---- Rounding ---- */
+
+/* @f rounded to a format of @bits significant bits, smallest exponent @least, values from @overflow on infinite */
+static float rounded(float f, int bits, int least, double overflow)
+{
+	const double x = fabs((double)f);
+	int exponent;
+	double step, near;
+
+	if (isnan(f) || isinf(f) || x == 0)
+		return f;
+	if (x >= overflow)
+		return copysignf(INFINITY, f);
+	exponent = ilogb(x);
+	step = ldexp(1, (exponent < least ? least : exponent) - bits + 1);
+	near = nearbyint(x / step) * step; /* to nearest even, as the default is; the quotient is exact */
+	return copysignf((float)near, f);
+}
+
+static float stored(uint32_t type, float f)
+{
+	switch (type) {
+	case KVATTN_F16:
+		return rounded(f, 11, -14, 65520);
+	case KVATTN_BF16:
+		return rounded(f, 8, -126, 0x1.ffp127);
+	default:
+		return f;
+	}
+}
+
+static void same_number(uint32_t type, float got, float want, float from)
+{
+	uint32_t a, b;
+
+	memcpy(&a, &got, 4);
+	memcpy(&b, &want, 4);
+	if (!(isnan(got) && isnan(want)) && a != b)
+		fail_msg("type %u: %a became %a, right is %a", type, from, got, want);
+}
+
+/* @n numbers of one token and head through a block; odd lengths reach the part a vector does not */
+static void through_a_block(uint32_t type, const float *from, float *to, uint32_t n)
+{
+	const struct kvattn_shape shape = {1, 1, n, n, type, type, 1};
+	struct kv kv;
+
+	kv_open(&kv, &shape, false, 1);
+	kv_fill(&kv, from, NULL);
+	kv_read(&kv, to, NULL);
+	kv_close(&kv);
+}
+
+static void numbers_are_rounded_to_nearest_even(void **state)
+{
+	static const float special[] = {0, -0.0f, 1, -1, 65504, 65519.99f, 65520, 65536, 1e30f, -1e30f, INFINITY,
+		-INFINITY, NAN, 0x1p-14f, 0x1p-15f, 0x1.ffcp-15f, 0x1.ffep-15f, 0x1p-24f, 0x1p-25f, 0x1.000002p-25f,
+		0x1.8p-24f, 0x1p-26f, 0x1.002p0f, 0x1.006p0f, 0x1.00200000p0f, 0x1.01p0f, 0x1.03p0f, 0x1.fep127f,
+		0x1.fefffep127f, 0x1.ffp127f, 0x1.fffffep127f, 0x1p-126f, 0x1p-133f, 0x1p-134f, 0x1.8p-133f, 0x1p-149f};
+	float from[COUNT(special)], to[COUNT(special)];
+	uint64_t seed = 21;
+
+	(void)state;
+	for (size_t t = 0; t < COUNT(attn_types); t++)
+		for (uint32_t round = 0; round < 2000; round++) {
+			const uint32_t n = round ? 1 + round % (uint32_t)COUNT(from) : (uint32_t)COUNT(from);
+
+			for (uint32_t i = 0; i < n; i++) {
+				const uint32_t bits = (uint32_t)noise_next(&seed) << 8 ^ (uint32_t)noise_next(&seed);
+
+				if (round == 0)
+					from[i] = special[i];
+				else if (round % 2)
+					memcpy(&from[i], &bits, 4);
+				else
+					from[i] = ldexpf(noise_float(&seed), (int)noise_below(&seed, 45) - 27);
+			}
+			through_a_block(attn_types[t], from, to, n);
+			for (uint32_t i = 0; i < n; i++)
+				same_number(attn_types[t], to[i], stored(attn_types[t], from[i]), from[i]);
+		}
+}
+
+static void every_half_comes_back_as_itself(void **state)
+{
+	const struct kvattn_shape shapes[] = {
+		{1, 1, 256, 256, KVATTN_F16, KVATTN_F16, 256}, {1, 1, 256, 256, KVATTN_BF16, KVATTN_BF16, 256}};
+	float *wide = floats(65536);
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(shapes); i++) {
+		struct kv kv;
+		uint16_t *k;
+
+		kv_open(&kv, &shapes[i], false, 256);
+		k = (uint16_t *)(void *)kv.memory;
+		for (uint32_t h = 0; h < 65536; h++)
+			k[h] = (uint16_t)h;
+		kv_read(&kv, wide, NULL);
+		memset(kv.memory, 0xff, kv.block_bytes);
+		kv_fill(&kv, wide, NULL);
+		for (uint32_t h = 0; h < 65536; h++)
+			if (k[h] != h && !isnan(wide[h]))
+				fail_msg("type %u: %#x came back as %#x", shapes[i].type_k, h, k[h]);
+			else if (isnan(wide[h]))
+				assert_true((k[h] & 0x8000) == (h & 0x8000) && (k[h] & 0x7fff) > (i ? 0x7f80 : 0x7c00));
+		kv_close(&kv);
+	}
+	free(wide);
+}
+
+static void put_writes_its_rows_and_nothing_else(void **state)
+{
+	(void)state;
+	for (size_t t = 0; t < COUNT(attn_types); t++)
+		for (int nhd = 0; nhd < 2; nhd++) {
+			const struct kvattn_shape shape = {2, 3, 19, 21, attn_types[t], attn_types[t], 8};
+			float k[2 * 70], v[2 * 70], k_back[57], v_back[63];
+			struct kv kv;
+			size_t changed = 0;
+
+			kv_open(&kv, &shape, nhd, 8);
+			for (int i = 0; i < 140; i++)
+				k[i] = v[i] = (float)i / 4 - 10;
+			/* tokens 5 and 6, rows wider than needed */
+			assert_int_equal(kvattn_put(&kv.geom, kv.memory, 5, 2, k, 70, v, 70), 0);
+			for (uint64_t i = 0; i < kv.block_bytes; i++)
+				changed += kv.memory[i] != (char)0xff;
+			assert_true(changed <= 2 * 3 * (19 + 21) * kvattn_type_bytes(attn_types[t]));
+			assert_int_equal(kvattn_get(&kv.geom, kv.memory, 6, 1, k_back, 0, v_back, 0), 0);
+			assert_memory_equal(k_back, k + 70, sizeof(k_back));
+			assert_memory_equal(v_back, v + 70, sizeof(v_back));
+			assert_int_equal(kvattn_get(&kv.geom, kv.memory, 4, 1, k_back, 0, NULL, 0), 0);
+			assert_true(isnan(k_back[0]) && isnan(k_back[56]));
+			assert_int_equal(kvattn_get(&kv.geom, kv.memory, 7, 1, k_back, 0, NULL, 0), 0);
+			assert_true(isnan(k_back[0]) && isnan(k_back[56]));
+			kv_close(&kv);
+		}
+}
+
+/* ---- Refusals ---- */
+
+struct asked {
+	struct kv kv;
+	struct kvattn_geom geom;
+	struct kvattn_seq seq;
+	struct kvattn_opts opts;
+	float q[4 * 16], out[4 * 16], values[4];
+	uint64_t pos[2];
+};
+
+static void asked_open(struct asked *a)
+{
+	const struct kvattn_shape shape = {1, 2, 16, 16, KVATTN_F16, KVATTN_F16, 16};
+	float zeros[32 * 2 * 16] = {0};
+
+	memset(a, 0, sizeof(*a));
+	kv_open(&a->kv, &shape, false, 20);
+	kv_fill(&a->kv, zeros, zeros);
+	a->geom = a->kv.geom;
+	a->seq = kv_seq(&a->kv, a->q, 1, a->out);
+	kvattn_opts_init(&a->opts, 4);
+	a->pos[1] = 16;
+}
+
+typedef void (*spoil_fn)(struct asked *a);
+
+#define SPOIL(name, what) \
+	static void name(struct asked *a) \
+	{ \
+		what; \
+	}
+
+SPOIL(spoil_nothing, (void)a)
+SPOIL(spoil_positions, a->seq.table.block_pos = a->pos)
+SPOIL(spoil_no_rows, a->seq.n_q = 0; a->seq.q = NULL; a->seq.out = NULL)
+SPOIL(spoil_geom_size, a->geom.size--)
+SPOIL(spoil_layout, a->geom.layout = 7)
+SPOIL(spoil_layout_zero, a->geom.layout = 0)
+SPOIL(spoil_tiled, a->geom.layout = KVATTN_TILED)
+SPOIL(spoil_type_i8, a->geom.type_k = KVATTN_I8)
+SPOIL(spoil_type_fp8, a->geom.type_v = KVATTN_FP8_E4M3)
+SPOIL(spoil_dim, a->geom.dim_k = 0)
+SPOIL(spoil_dim_wide, a->geom.dim_v = KVATTN_DIM_MAX + 1)
+SPOIL(spoil_no_heads, a->geom.n_kv_heads = 0)
+SPOIL(spoil_block_tokens, a->geom.block_tokens = 0)
+SPOIL(spoil_odd_stride, a->geom.k_token_stride++)
+SPOIL(spoil_odd_offset, a->geom.v_off++)
+SPOIL(spoil_wrapping_stride, a->geom.v_token_stride = UINT64_MAX / 2 + 1)
+SPOIL(spoil_wrapping_offset, a->geom.k_off = UINT64_MAX - 1)
+SPOIL(spoil_opts_size, a->opts.size++)
+SPOIL(spoil_opts_reserved, a->opts.reserved = 1)
+SPOIL(spoil_no_q_heads, a->opts.n_q_heads = 0)
+SPOIL(spoil_q_heads, a->opts.n_q_heads = 5)
+SPOIL(spoil_scale, a->opts.scale = INFINITY)
+SPOIL(spoil_softcap_negative, a->opts.softcap = -1)
+SPOIL(spoil_softcap_nan, a->opts.softcap = NAN)
+SPOIL(spoil_softcap_infinite, a->opts.softcap = INFINITY)
+SPOIL(spoil_sink_nan, a->values[3] = NAN; a->opts.sink_logits = a->values)
+SPOIL(spoil_sink_infinite, a->values[0] = INFINITY; a->opts.sink_logits = a->values)
+SPOIL(spoil_slope, a->values[3] = -INFINITY; a->opts.alibi_slopes = a->values)
+SPOIL(spoil_no_q, a->seq.q = NULL)
+SPOIL(spoil_no_out, a->seq.out = NULL)
+SPOIL(spoil_q_stride, a->seq.q_stride = 4 * 16 - 1)
+SPOIL(spoil_out_stride, a->seq.out_stride = 4 * 16 - 1)
+SPOIL(spoil_q_end, a->seq.q_end = KVATTN_TOKENS_MAX + 1)
+SPOIL(spoil_causal, a->seq.causal = 2)
+SPOIL(spoil_reserved, a->seq.reserved[3] = 1)
+SPOIL(spoil_reserved0, a->seq.reserved0 = 1)
+SPOIL(spoil_own_scale, a->values[0] = NAN; a->seq.scale = a->values)
+SPOIL(spoil_no_blocks, a->seq.table.blocks = NULL)
+SPOIL(spoil_null_block, a->kv.blocks[1] = NULL)
+SPOIL(spoil_few_blocks, a->seq.table.n_blocks = 1)
+SPOIL(spoil_many_tokens, a->seq.table.n_tokens = KVATTN_TOKENS_MAX + 1)
+SPOIL(spoil_position, a->pos[1] = KVATTN_TOKENS_MAX; a->seq.table.block_pos = a->pos)
+
+static void arguments_out_of_range_are_refused(void **state)
+{
+	static const struct {
+		const char *what;
+		spoil_fn spoil;
+		int result;
+	} cases[] = {
+#define CASE(name, result) {#name, spoil_##name, result}
+		CASE(nothing, 0),
+		CASE(positions, 0),
+		CASE(no_rows, 0),
+		CASE(geom_size, -EINVAL),
+		CASE(layout, -EINVAL),
+		CASE(layout_zero, -EINVAL),
+		CASE(tiled, -ENOTSUP),
+		CASE(type_i8, -ENOTSUP),
+		CASE(type_fp8, -ENOTSUP),
+		CASE(dim, -EINVAL),
+		CASE(dim_wide, -EINVAL),
+		CASE(no_heads, -EINVAL),
+		CASE(block_tokens, -EINVAL),
+		CASE(odd_stride, -EINVAL),
+		CASE(odd_offset, -EINVAL),
+		CASE(wrapping_stride, -EINVAL),
+		CASE(wrapping_offset, -EINVAL),
+		CASE(opts_size, -EINVAL),
+		CASE(opts_reserved, -EINVAL),
+		CASE(no_q_heads, -EINVAL),
+		CASE(q_heads, -EINVAL),
+		CASE(scale, -EINVAL),
+		CASE(softcap_negative, -EINVAL),
+		CASE(softcap_nan, -EINVAL),
+		CASE(softcap_infinite, -EINVAL),
+		CASE(sink_nan, -EINVAL),
+		CASE(sink_infinite, -EINVAL),
+		CASE(slope, -EINVAL),
+		CASE(no_q, -EINVAL),
+		CASE(no_out, -EINVAL),
+		CASE(q_stride, -EINVAL),
+		CASE(out_stride, -EINVAL),
+		CASE(q_end, -EINVAL),
+		CASE(causal, -EINVAL),
+		CASE(reserved, -EINVAL),
+		CASE(reserved0, -EINVAL),
+		CASE(own_scale, -EINVAL),
+		CASE(no_blocks, -EINVAL),
+		CASE(null_block, -EINVAL),
+		CASE(few_blocks, -EINVAL),
+		CASE(many_tokens, -EINVAL),
+		CASE(position, -EINVAL),
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		struct asked a;
+		int r;
+
+		asked_open(&a);
+		cases[i].spoil(&a);
+		r = kvattn_attend(&a.geom, &a.seq, 1, &a.opts);
+		if (r != cases[i].result)
+			fail_msg("%s: %d, right is %d", cases[i].what, r, cases[i].result);
+		kv_close(&a.kv);
+	}
+}
+
+static void a_bad_sequence_spoils_no_other_call(void **state)
+{
+	struct kvattn_seq seqs[2];
+	struct asked a;
+
+	(void)state;
+	asked_open(&a);
+	seqs[0] = seqs[1] = a.seq;
+	seqs[1].causal = 3;
+	assert_int_equal(kvattn_attend(&a.geom, seqs, 2, &a.opts), -EINVAL);
+	assert_int_equal(kvattn_attend(&a.geom, NULL, 1, &a.opts), -EINVAL);
+	assert_int_equal(kvattn_attend(&a.geom, NULL, 0, &a.opts), 0);
+	assert_int_equal(kvattn_attend(NULL, seqs, 1, &a.opts), -EINVAL);
+	assert_int_equal(kvattn_attend(&a.geom, seqs, 1, NULL), -EINVAL);
+	assert_int_equal(kvattn_attend(&a.geom, seqs, 1, &a.opts), 0);
+	kv_close(&a.kv);
+}
+
+static void rows_that_do_not_fit_a_block_are_refused(void **state)
+{
+	struct asked a;
+	float row[32] = {0};
+
+	(void)state;
+	asked_open(&a);
+	assert_int_equal(kvattn_put(&a.geom, a.kv.memory, 15, 1, row, 0, row, 0), 0);
+	assert_int_equal(kvattn_put(&a.geom, a.kv.memory, 16, 1, row, 0, row, 0), -EINVAL);
+	assert_int_equal(kvattn_put(&a.geom, a.kv.memory, 15, UINT32_MAX, row, 0, row, 0), -EINVAL);
+	assert_int_equal(kvattn_put(&a.geom, NULL, 0, 1, row, 0, row, 0), -EINVAL);
+	assert_int_equal(kvattn_put(&a.geom, a.kv.memory, 0, 1, row, 31, row, 0), -EINVAL);
+	assert_int_equal(kvattn_put(&a.geom, a.kv.memory, 16, 0, row, 0, row, 0), 0);
+	assert_int_equal(kvattn_get(&a.geom, a.kv.memory, 16, 1, row, 0, row, 0), -EINVAL);
+	assert_int_equal(kvattn_get(&a.geom, a.kv.memory, 0, 1, row, 0, row, 31), -EINVAL);
+	a.geom.layout = KVATTN_TILED;
+	assert_int_equal(kvattn_put(&a.geom, a.kv.memory, 0, 1, row, 0, row, 0), -ENOTSUP);
+	kv_close(&a.kv);
+}
+
+static void merge_refuses_what_it_cannot_read(void **state)
+{
+	float out[4] = {0}, lse[1] = {0};
+	struct kvattn_part part = {out, lse};
+
+	(void)state;
+	assert_int_equal(kvattn_merge(&part, 1, 1, 0, out, lse), -EINVAL);
+	assert_int_equal(kvattn_merge(&part, 1, 1, KVATTN_DIM_MAX + 1, out, lse), -EINVAL);
+	assert_int_equal(kvattn_merge(&part, 1, 1, 4, NULL, lse), -EINVAL);
+	assert_int_equal(kvattn_merge(NULL, 1, 1, 4, out, lse), -EINVAL);
+	part.lse = NULL;
+	assert_int_equal(kvattn_merge(&part, 1, 1, 4, out, lse), -EINVAL);
+	assert_int_equal(kvattn_merge(&part, 1, 0, 4, NULL, NULL), 0);
+}
+
+/* ---- Instruction sets ---- */
+
+/* What a fresh process with KVATTN_ISA=@value computes with; this program prints it when asked so. */
+static void isa_asked(const char *value, char *name, size_t size)
+{
+	char command[256];
+	FILE *pipe;
+
+	snprintf(command, sizeof(command), "ATTN_SAY_ISA=1 KVATTN_ISA=%s exec /proc/%d/exe", value, (int)getpid());
+	pipe = popen(command, "r");
+	assert_non_null(pipe);
+	assert_non_null(fgets(name, (int)size, pipe));
+	name[strcspn(name, "\n")] = '\0';
+	assert_int_equal(pclose(pipe), 0);
+}
+
+static int isa_rank(const char *name)
+{
+	return strcmp(name, "scalar") == 0 ? 0 : strcmp(name, "avx2") == 0 ? 1 : strcmp(name, "avx512") == 0 ? 2 : -1;
+}
+
+static void the_environment_only_takes_instructions_away(void **state)
+{
+	char best[32], got[32];
+
+	(void)state;
+	isa_asked("nonsense", best, sizeof(best));
+	assert_true(isa_rank(best) >= 0);
+	isa_asked("avx512", got, sizeof(got));
+	assert_string_equal(got, best);
+	isa_asked("avx2", got, sizeof(got));
+	assert_true(isa_rank(got) == (isa_rank(best) < 1 ? 0 : 1));
+	isa_asked("scalar", got, sizeof(got));
+	assert_string_equal(got, "scalar");
+	assert_int_equal(kvattn_version() >> 16, KVATTN_VERSION_MAJOR);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(offsets_follow_from_the_shape),
+		cmocka_unit_test(impossible_shapes_are_refused),
+		cmocka_unit_test(numbers_are_rounded_to_nearest_even),
+		cmocka_unit_test(every_half_comes_back_as_itself),
+		cmocka_unit_test(put_writes_its_rows_and_nothing_else),
+		cmocka_unit_test(arguments_out_of_range_are_refused),
+		cmocka_unit_test(a_bad_sequence_spoils_no_other_call),
+		cmocka_unit_test(rows_that_do_not_fit_a_block_are_refused),
+		cmocka_unit_test(merge_refuses_what_it_cannot_read),
+		cmocka_unit_test(the_environment_only_takes_instructions_away),
+	};
+	int r;
+
+	(void)argc;
+	if (getenv("ATTN_SAY_ISA"))
+		return puts(kvattn_isa_name()) < 0;
+	r = levels_run(argv);
+	return r >= 0 ? r : cmocka_run_group_tests_name(kvattn_isa_name(), tests, NULL, NULL);
+}

@@ -1,0 +1,581 @@
+/*
+ * test_attn_promise.c - the bits of a row depend on the row, its position and the keys it sees, on nothing else; and threads
+ *
+ * kvpool-test: timeout=600
+ */
+#include <errno.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+#include "test_attn_fixture.h"
+
+/* ---- pthread_create(), counted and refused at will (not under sanitizers, which have their own) ---- */
+
+#if defined(__has_feature)
+#define FEATURE(x) __has_feature(x)
+#else
+#define FEATURE(x) 0
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || FEATURE(address_sanitizer) || \
+	FEATURE(thread_sanitizer)
+#define SANITIZED 1
+#else
+#define SANITIZED 0
+#endif
+
+#if FEATURE(thread_sanitizer) || defined(__SANITIZE_THREAD__)
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void)
+{
+	return "die_after_fork=0"; /* children here do start threads */
+}
+#endif
+
+static _Atomic int threads_made, threads_refused_from = -1;
+
+#if !SANITIZED
+int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*start)(void *), void *arg)
+{
+	typedef int (*create_fn)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+	static _Atomic(create_fn) real;
+	const int nth = atomic_fetch_add(&threads_made, 1), limit = atomic_load(&threads_refused_from);
+
+	if (!atomic_load(&real))
+		atomic_store(&real, (create_fn)dlsym(RTLD_NEXT, "pthread_create"));
+	return limit >= 0 && nth >= limit ? EAGAIN : atomic_load(&real)(thread, attr, start, arg);
+}
+#endif
+
+/* ---- A sequence and its result in one pass ---- */
+
+struct whole {
+	uint32_t kv_heads, group, dim_k, dim_v, n, n_q, type;
+	uint64_t window, sinks;
+	float *k, *v, *q, *out, *lse, *slopes;
+};
+
+static uint32_t whole_q_heads(const struct whole *w)
+{
+	return w->kv_heads * w->group;
+}
+
+static void whole_opts(const struct whole *w, struct kvattn_opts *opts)
+{
+	kvattn_opts_init(opts, whole_q_heads(w));
+	opts->window = w->window;
+	opts->sink_tokens = w->sinks;
+	opts->alibi_slopes = w->slopes;
+	opts->softcap = w->window ? 30 : 0;
+}
+
+static void whole_kv(const struct whole *w, uint32_t block_tokens, bool token_outer, struct kv *kv)
+{
+	const struct kvattn_shape shape = {2, w->kv_heads, w->dim_k, w->dim_v, w->type, w->type, block_tokens};
+
+	kv_open(kv, &shape, token_outer, w->n);
+	kv_fill(kv, w->k, w->v);
+}
+
+/* Queries are the last n_q positions. */
+static void whole_open(struct whole *w, uint64_t seed)
+{
+	const uint32_t heads = whole_q_heads(w);
+	struct kvattn_opts opts;
+	struct kvattn_seq seq;
+	struct kv kv;
+
+	w->k = floats((size_t)w->n * w->kv_heads * w->dim_k);
+	w->v = floats((size_t)w->n * w->kv_heads * w->dim_v);
+	w->q = floats((size_t)w->n_q * heads * w->dim_k);
+	w->out = floats((size_t)w->n_q * heads * w->dim_v);
+	w->lse = floats((size_t)w->n_q * heads);
+	noise_fill(&seed, w->k, (size_t)w->n * w->kv_heads * w->dim_k, 1);
+	noise_fill(&seed, w->v, (size_t)w->n * w->kv_heads * w->dim_v, 1);
+	noise_fill(&seed, w->q, (size_t)w->n_q * heads * w->dim_k, 3);
+	if (w->window) {
+		w->slopes = floats(heads);
+		assert_int_equal(kvattn_alibi_slopes(heads, w->slopes), 0);
+	}
+	whole_kv(w, 64, false, &kv);
+	whole_opts(w, &opts);
+	seq = kv_seq(&kv, w->q, w->n_q, w->out);
+	seq.lse = w->lse;
+	assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
+	kv_close(&kv);
+}
+
+static void whole_close(struct whole *w)
+{
+	free(w->k), free(w->v), free(w->q), free(w->out), free(w->lse), free(w->slopes);
+}
+
+static struct whole whole_usual(void)
+{
+	return (struct whole){
+		.kv_heads = 2, .group = 3, .dim_k = 48, .dim_v = 40, .n = 2300, .n_q = 150, .type = KVATTN_F16};
+}
+
+/* Rows @first and on, as a call of their own would be told: the keys up to the last of them. */
+static struct kvattn_seq whole_chunk(
+	const struct whole *w, const struct kv *kv, uint32_t first, uint32_t n_q, float *out, float *lse)
+{
+	const uint32_t heads = whole_q_heads(w);
+	struct kvattn_seq seq =
+		kv_seq(kv, w->q + (size_t)first * heads * w->dim_k, n_q, out + (size_t)first * heads * w->dim_v);
+
+	seq.table.n_tokens = w->n - w->n_q + first + n_q;
+	seq.lse = lse + (size_t)first * heads;
+	return seq;
+}
+
+static void whole_same(const struct whole *w, const float *out, const float *lse, const char *what)
+{
+	const uint32_t heads = whole_q_heads(w);
+
+	if (memcmp(out, w->out, (size_t)w->n_q * heads * w->dim_v * sizeof(float)) ||
+		memcmp(lse, w->lse, (size_t)w->n_q * heads * sizeof(float)))
+		fail_msg("%s: other bits", what);
+}
+
+/* In chunks of @sizes, 0-terminated, the last one over and over. */
+static void check_chunks(
+	const struct whole *w, const uint32_t *sizes, uint32_t block_tokens, bool token_outer, uint32_t threads)
+{
+	const uint32_t heads = whole_q_heads(w);
+	float *out = floats((size_t)w->n_q * heads * w->dim_v), *lse = floats((size_t)w->n_q * heads);
+	struct kvattn_opts opts;
+	struct kv kv;
+	char what[128];
+	uint32_t i = 0;
+
+	whole_kv(w, block_tokens, token_outer, &kv);
+	whole_opts(w, &opts);
+	opts.n_threads = threads;
+	for (uint32_t first = 0; first < w->n_q; first += sizes[i], i += sizes[i + 1] != 0) {
+		const uint32_t n_q = sizes[i] < w->n_q - first ? sizes[i] : w->n_q - first;
+		struct kvattn_seq seq = whole_chunk(w, &kv, first, n_q, out, lse);
+
+		assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
+		if (sizes[i] != n_q)
+			break;
+	}
+	snprintf(what, sizeof(what), "chunks of %u.., blocks of %u%s, %u threads, type %u", sizes[0], block_tokens,
+		token_outer ? " NHD" : "", threads, w->type);
+	whole_same(w, out, lse, what);
+	kv_close(&kv);
+	free(out), free(lse);
+}
+
+static void chunking_block_size_layout_and_threads_change_no_bit(void **state)
+{
+	static const uint32_t cuts[][4] = {{150}, {1}, {5, 32, 7}, {16, 16, 5}, {21, 22, 64}};
+	static const uint32_t blocks[] = {1, 16, 48, 64, 2300};
+
+	(void)state;
+	for (size_t type = 0; type < COUNT(attn_types); type++)
+		for (int windowed = 0; windowed < 2; windowed++) {
+			struct whole w = whole_usual();
+
+			w.type = attn_types[type];
+			w.window = windowed ? 700 : 0;
+			w.sinks = windowed ? 5 : 0;
+			whole_open(&w, 11 + type);
+			for (size_t i = 0; i < COUNT(cuts); i++)
+				check_chunks(&w, cuts[i], blocks[(i + type) % COUNT(blocks)], i % 2, 1 + i % 3);
+			check_chunks(&w, cuts[1], 64, false, 4);
+			whole_close(&w);
+		}
+}
+
+static void group_sizes_change_no_bit_either(void **state)
+{
+	static const uint32_t groups[] = {1, 2, 4, 5, 16};
+	static const uint32_t cuts[][4] = {{40}, {1}, {3, 13}};
+
+	(void)state;
+	for (size_t g = 0; g < COUNT(groups); g++) {
+		struct whole w = {.kv_heads = 1,
+			.group = groups[g],
+			.dim_k = 64,
+			.dim_v = 128,
+			.n = 1200,
+			.n_q = 40,
+			.type = KVATTN_BF16};
+
+		whole_open(&w, 5 + g);
+		for (size_t i = 0; i < COUNT(cuts); i++)
+			check_chunks(&w, cuts[i], 16, i % 2, 1 + i % 2);
+		whole_close(&w);
+	}
+}
+
+static void thirty_seven_tokens_in_any_chunks_are_the_same(void **state)
+{
+	static const uint32_t cuts[][5] = {{37}, {5, 32}, {16, 16, 5}, {1}};
+	struct whole w = whole_usual();
+
+	(void)state;
+	w.n = w.n_q = 37;
+	whole_open(&w, 37);
+	for (size_t i = 0; i < COUNT(cuts); i++)
+		check_chunks(&w, cuts[i], 16, false, 1);
+	whole_close(&w);
+}
+
+static void batch_company_changes_no_bit(void **state)
+{
+	struct whole w = whole_usual();
+	const uint32_t heads = whole_q_heads(&w);
+	float *out = floats((size_t)w.n_q * heads * w.dim_v), *lse = floats((size_t)w.n_q * heads), *other;
+	struct kvattn_seq seqs[7];
+	struct kvattn_opts opts;
+	struct kv kv;
+
+	(void)state;
+	whole_open(&w, 71);
+	whole_kv(&w, 32, false, &kv);
+	whole_opts(&w, &opts);
+	other = floats(7 * (size_t)w.n_q * heads * w.dim_v);
+	for (uint32_t threads = 1; threads <= 4; threads++) {
+		for (uint32_t i = 0; i < 7; i++) { /* the same keys, other lengths: none, few, all */
+			seqs[i] = kv_seq(&kv, w.q, i % 3 ? 1 : 9, other + i * (size_t)w.n_q * heads * w.dim_v);
+			seqs[i].table.n_tokens = i * 300;
+		}
+		seqs[threads] = whole_chunk(&w, &kv, 0, w.n_q, out, lse);
+		memset(out, 0xff, (size_t)w.n_q * heads * w.dim_v * sizeof(float));
+		opts.n_threads = threads;
+		assert_int_equal(kvattn_attend(&kv.geom, seqs, 7, &opts), 0);
+		whole_same(&w, out, lse, "in a batch");
+	}
+	kv_close(&kv);
+	free(out), free(lse), free(other);
+	whole_close(&w);
+}
+
+/* The last row alone, over the given blocks in the given places. */
+static void last_row(
+	const struct whole *w, const struct kvattn_table *table, const struct kvattn_geom *geom, float *out)
+{
+	const uint32_t heads = whole_q_heads(w);
+	const struct kvattn_seq seq = {
+		.table = *table,
+		.q = w->q + (size_t)(w->n_q - 1) * heads * w->dim_k,
+		.out = out,
+		.n_q = 1,
+		.q_end = w->n,
+		.causal = 1,
+	};
+	struct kvattn_opts opts;
+
+	whole_opts(w, &opts);
+	assert_int_equal(kvattn_attend(geom, &seq, 1, &opts), 0);
+}
+
+static void places_in_memory_change_no_bit(void **state)
+{
+	struct whole w = whole_usual();
+	const size_t row = (size_t)whole_q_heads(&w) * w.dim_v;
+	float *out = floats(row);
+	uint64_t seed = 9;
+	struct kv kv;
+
+	(void)state;
+	whole_open(&w, 9);
+	whole_kv(&w, 16, false, &kv);
+	for (uint64_t b = kv.n_blocks - 1; b > 0; b--) { /* the last block may be a short one: any block may hold it */
+		const uint64_t at = noise_below(&seed, (uint32_t)b + 1);
+		const void *swap = kv.blocks[b];
+
+		kv.blocks[b] = kv.blocks[at];
+		kv.blocks[at] = swap;
+	}
+	kv_fill(&kv, w.k, w.v);
+	last_row(&w, &(struct kvattn_table){kv.blocks, NULL, kv.n_blocks, kv.n_tokens}, &kv.geom, out);
+	assert_memory_equal(out, w.out + (w.n_q - 1) * row, row * sizeof(float));
+	kv_close(&kv);
+	free(out);
+	whole_close(&w);
+}
+
+/* A ring keeps the sinks and what the window still shows; the table names their positions. */
+static void a_table_without_the_hidden_blocks_gives_the_same_bits(void **state)
+{
+	struct whole w = whole_usual();
+	const size_t row = (size_t)whole_q_heads(&w) * w.dim_v;
+	const void *blocks[2300];
+	uint64_t pos[2300], n = 0;
+	float *out = floats(row);
+	struct kv kv;
+
+	(void)state;
+	w.window = 300;
+	w.sinks = 20;
+	whole_open(&w, 10);
+	for (size_t i = 0; i < COUNT(attn_block_sizes); i++) {
+		const uint32_t size = attn_block_sizes[i];
+
+		whole_kv(&w, size, i % 2, &kv);
+		n = 0;
+		for (uint64_t b = 0; b < kv.n_blocks; b++)
+			if (b * size < w.sinks || (b + 1) * size > w.n - w.window) {
+				pos[n] = b * size;
+				blocks[n++] = kv.blocks[b];
+			}
+		memset(out, 0xff, row * sizeof(float));
+		last_row(&w, &(struct kvattn_table){blocks, pos, n, n * size - (kv.n_blocks * size - w.n)}, &kv.geom,
+			out);
+		assert_memory_equal(out, w.out + (w.n_q - 1) * row, row * sizeof(float));
+		kv_close(&kv);
+	}
+	free(out);
+	whole_close(&w);
+}
+
+static void blocks_out_of_order_agree_within_rounding(void **state)
+{
+	struct whole w = whole_usual();
+	const size_t row = (size_t)whole_q_heads(&w) * w.dim_v;
+	const void *blocks[144];
+	uint64_t pos[144], seed = 5;
+	float *out = floats(row);
+	struct kv kv;
+
+	(void)state;
+	w.n = 143 * 16;
+	whole_open(&w, 12);
+	whole_kv(&w, 16, false, &kv);
+	for (uint64_t b = 0; b < 143; b++) {
+		const uint64_t at = noise_below(&seed, (uint32_t)b + 1);
+
+		blocks[b] = blocks[at], pos[b] = pos[at];
+		blocks[at] = kv.blocks[b], pos[at] = b * 16;
+	}
+	last_row(&w, &(struct kvattn_table){blocks, pos, 143, w.n}, &kv.geom, out);
+	for (size_t i = 0; i < row; i++)
+		assert_true(fabs(out[i] - w.out[(w.n_q - 1) * row + i]) <= 2e-6);
+	kv_close(&kv);
+	free(out);
+	whole_close(&w);
+}
+
+static void parts_of_the_keys_merge_to_the_whole(void **state)
+{
+	struct whole w = whole_usual();
+	const uint32_t heads = whole_q_heads(&w);
+	const size_t row = (size_t)heads * w.dim_v;
+	float *out = floats(3 * row), *lse = floats(3 * heads), *merged = floats(row), *merged_lse = floats(heads);
+	static const uint64_t borders[] = {0, 37, 101, 144};
+	struct kvattn_part parts[3];
+	uint64_t pos[144];
+	struct kvattn_opts opts;
+	struct kv kv;
+
+	(void)state;
+	whole_open(&w, 13);
+	whole_kv(&w, 16, false, &kv);
+	whole_opts(&w, &opts);
+	for (uint64_t b = 0; b < kv.n_blocks; b++)
+		pos[b] = b * 16;
+	for (int i = 0; i < 3; i++) {
+		struct kvattn_seq seq = kv_seq(&kv, w.q + (size_t)(w.n_q - 1) * heads * w.dim_k, 1, out + i * row);
+
+		seq.lse = lse + i * heads;
+		seq.q_end = w.n;
+		seq.table.blocks = kv.blocks + borders[i];
+		seq.table.block_pos = pos + borders[i];
+		seq.table.n_blocks = borders[i + 1] - borders[i];
+		seq.table.n_tokens = i < 2 ? seq.table.n_blocks * 16 : w.n - borders[i] * 16;
+		assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
+		parts[i] = (struct kvattn_part){out + i * row, lse + i * heads};
+	}
+	assert_int_equal(kvattn_merge(parts, 3, heads, w.dim_v, merged, merged_lse), 0);
+	for (size_t i = 0; i < row; i++)
+		assert_true(fabs(merged[i] - w.out[(w.n_q - 1) * row + i]) <= 3e-6);
+	for (uint32_t h = 0; h < heads; h++)
+		assert_true(fabs(merged_lse[h] - w.lse[(size_t)(w.n_q - 1) * heads + h]) <= 3e-6 * 10);
+	kv_close(&kv);
+	free(out), free(lse), free(merged), free(merged_lse);
+	whole_close(&w);
+}
+
+/* ---- Threads ---- */
+
+#define CALLERS 256
+
+struct caller {
+	pthread_t thread;
+	uint64_t seed;
+	int result;
+	bool same;
+};
+
+/* Attends several times over keys of its own; every result is the first one's. */
+static void *caller_run(void *arg)
+{
+	struct caller *c = arg;
+	const struct kvattn_shape shape = {1, 1, 16, 16, KVATTN_F16, KVATTN_F16, 16};
+	const uint32_t n = 40 + (uint32_t)(c->seed % 60);
+	float k[100 * 16], v[100 * 16], q[2 * 16], first[2 * 16], out[2 * 16];
+	const void *blocks[7];
+	struct kvattn_opts opts;
+	struct kvattn_geom geom;
+	struct kvattn_seq seq = {.q = q, .n_q = 1, .causal = 1};
+	uint64_t seed = c->seed;
+	char *memory;
+
+	kvattn_geom_init_hnd(&geom, &shape, 0);
+	memory = aligned_alloc(64, 7 * kvattn_block_bytes(&shape));
+	if (!memory)
+		return NULL;
+	for (uint32_t i = 0; i < 7; i++)
+		blocks[i] = memory + i * kvattn_block_bytes(&shape);
+	noise_fill(&seed, k, 100 * 16, 1);
+	noise_fill(&seed, v, 100 * 16, 1);
+	noise_fill(&seed, q, 2 * 16, 3);
+	for (uint32_t i = 0; i * 16 < n; i++)
+		kvattn_put(&geom, memory + i * kvattn_block_bytes(&shape), 0, n - i * 16 < 16 ? n - i * 16 : 16,
+			k + (size_t)i * 256, 0, v + (size_t)i * 256, 0);
+	kvattn_opts_init(&opts, 2);
+	seq.table = (struct kvattn_table){blocks, NULL, 7, n};
+	seq.out = first;
+	c->result = kvattn_attend(&geom, &seq, 1, &opts);
+	c->same = true;
+	for (int i = 0; i < 30 && c->result == 0; i++) {
+		seq.out = out;
+		opts.n_threads = i % 10 ? 1 : 2;
+		c->result = kvattn_attend(&geom, &seq, 1, &opts);
+		c->same &= memcmp(out, first, sizeof(out)) == 0;
+	}
+	free(memory);
+	return NULL;
+}
+
+static void two_hundred_and_fifty_six_threads_attend_at_once(void **state)
+{
+	static struct caller callers[CALLERS], alone;
+
+	(void)state;
+	for (int i = 0; i < CALLERS; i++) {
+		callers[i].seed = (uint64_t)i + 1;
+		assert_int_equal(pthread_create(&callers[i].thread, NULL, caller_run, &callers[i]), 0);
+	}
+	for (int i = 0; i < CALLERS; i++) {
+		pthread_join(callers[i].thread, NULL);
+		assert_int_equal(callers[i].result, 0);
+		assert_true(callers[i].same);
+	}
+	alone.seed = 1;
+	caller_run(&alone);
+	assert_true(alone.same && alone.result == 0);
+}
+
+static void *forker_run(void *arg)
+{
+	_Atomic int *failed = arg;
+	const pid_t child = fork();
+	int status = -1;
+
+	if (child == 0) {
+		struct caller c = {.seed = 77};
+
+		alarm(60);
+		caller_run(&c);
+		_exit(c.result == 0 && c.same ? 0 : 1);
+	}
+	if (child < 0 || waitpid(child, &status, 0) != child || status != 0)
+		atomic_fetch_add(failed, 1);
+	return NULL;
+}
+
+static void children_forked_after_a_call_attend_too(void **state)
+{
+	struct caller before = {.seed = 77}, after = {.seed = 77};
+	_Atomic int failed = 0;
+	pthread_t threads[4];
+
+	(void)state;
+	caller_run(&before);
+	for (int i = 0; i < 4; i++)
+		assert_int_equal(pthread_create(&threads[i], NULL, forker_run, &failed), 0);
+	for (int i = 0; i < 4; i++)
+		pthread_join(threads[i], NULL);
+	assert_int_equal(failed, 0);
+	caller_run(&after);
+	assert_true(after.same && after.result == 0);
+}
+
+static void attend_whole(const struct whole *w, uint32_t threads)
+{
+	static const uint32_t all[] = {150, 0};
+
+	check_chunks(w, all, 64, false, threads);
+}
+
+static void no_more_threads_than_the_cpu_set_holds(void **state)
+{
+	struct whole w = whole_usual();
+	cpu_set_t before, one;
+
+	(void)state;
+	if (SANITIZED)
+		skip();
+	whole_open(&w, 14);
+	assert_int_equal(sched_getaffinity(0, sizeof(before), &before), 0);
+	CPU_ZERO(&one);
+	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+		if (CPU_ISSET(cpu, &before) && CPU_COUNT(&one) == 0)
+			CPU_SET(cpu, &one);
+	threads_made = 0;
+	attend_whole(&w, KVATTN_THREADS_AUTO);
+	assert_true(threads_made < CPU_COUNT(&before));
+	assert_int_equal(sched_setaffinity(0, sizeof(one), &one), 0);
+	threads_made = 0;
+	attend_whole(&w, KVATTN_THREADS_AUTO);
+	assert_int_equal(threads_made, 0);
+	assert_int_equal(sched_setaffinity(0, sizeof(before), &before), 0);
+	attend_whole(&w, 5);
+	assert_int_equal(threads_made, 4); /* the caller is one of five */
+	whole_close(&w);
+}
+
+static void a_refused_thread_costs_time_only(void **state)
+{
+	struct whole w = whole_usual();
+
+	(void)state;
+	if (SANITIZED)
+		skip();
+	whole_open(&w, 15);
+	for (int refused_from = 0; refused_from < 3; refused_from++) {
+		threads_made = 0;
+		threads_refused_from = refused_from;
+		attend_whole(&w, 4);
+		assert_true(threads_made > refused_from);
+	}
+	threads_refused_from = -1;
+	whole_close(&w);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(chunking_block_size_layout_and_threads_change_no_bit),
+		cmocka_unit_test(group_sizes_change_no_bit_either),
+		cmocka_unit_test(thirty_seven_tokens_in_any_chunks_are_the_same),
+		cmocka_unit_test(batch_company_changes_no_bit),
+		cmocka_unit_test(places_in_memory_change_no_bit),
+		cmocka_unit_test(a_table_without_the_hidden_blocks_gives_the_same_bits),
+		cmocka_unit_test(blocks_out_of_order_agree_within_rounding),
+		cmocka_unit_test(parts_of_the_keys_merge_to_the_whole),
+		cmocka_unit_test(two_hundred_and_fifty_six_threads_attend_at_once),
+		cmocka_unit_test(children_forked_after_a_call_attend_too),
+		cmocka_unit_test(no_more_threads_than_the_cpu_set_holds),
+		cmocka_unit_test(a_refused_thread_costs_time_only),
+	};
+	const int r = levels_run(argv);
+
+	(void)argc;
+	return r >= 0 ? r : cmocka_run_group_tests_name(kvattn_isa_name(), tests, NULL, NULL);
+}
