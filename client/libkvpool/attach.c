@@ -470,6 +470,9 @@ int attach_try(struct kvp_client *client)
 	if (!attach_enter(client, after_ms(ANSWER_MS)))
 		return -KVP_EDETACHED;
 	r = socket_connect(client);
+	pthread_mutex_lock(&client->lock);
+	client->connection++;
+	pthread_mutex_unlock(&client->lock);
 	if (r == 0)
 		r = hello(client, &welcome);
 	if (r == 0)

@@ -110,6 +110,8 @@ struct ns_map {
 	_Atomic bool map_wanted; /* somebody missed for want of a mapping */
 	uint64_t changes_seen; /* keeper: slab_changes at the last look */
 	uint32_t n_grants; /* lock: held in all */
+	uint64_t
+		connection; /* lock: on which the daemon was last told our grants: answers of an earlier one are void */
 
 	pthread_mutex_t lock;
 	struct slab_map **rw; /* by place */
@@ -203,6 +205,7 @@ struct kvp_client {
 	bool closing;
 	bool online; /* messages may be sent: connected, resumed */
 	int fd; /* socket, -1: none; also under the registry lock */
+	uint64_t connection; /* counts them */
 	uint64_t last_epoch; /* of the last connection */
 	uint32_t backoff_ms;
 	uint64_t next_try_ns;
@@ -409,6 +412,7 @@ struct request {
 	bool answered;
 	bool lasting; /* outlives a lost connection and is sent again */
 	bool sent; /* on the present connection */
+	uint64_t connection; /* it was sent on */
 	bool resending; /* the keeper is at it */
 	int32_t status;
 	char *packet; /* struct kvp_msg, then the body */

@@ -101,6 +101,7 @@ static void map_fill(struct ns_map *map, const struct kvp_wire_joined *joined)
 	memcpy(map->secret, head->secret, sizeof(map->secret));
 	map->changes_seen = UINT64_MAX;
 	map->stock_target = stock_target(map->session->client, map);
+	map->connection = map->session->client->connection;
 }
 
 int map_open(struct session *s, int fd, const struct kvp_wire_joined *joined, struct ns_map **out)

@@ -116,6 +116,7 @@ static void request_stamp(struct kvp_client *client, struct request *request)
 		.id = ++client->next_id};
 
 	request->id = msg.id;
+	request->connection = client->connection;
 	memcpy(request->packet, &msg, sizeof(msg));
 }
 

@@ -89,9 +89,10 @@ static void stock_abandon(struct ns_map *map, uint32_t n)
 {
 	struct grant *grants = map->stock + map->n_stock - n;
 
-	if (!n || grants_abandon(map, grants, n) == -EAGAIN)
-		return;
-	/* no connection: what a resumed session does not list goes back too */
+	int r = n ? grants_abandon(map, grants, n) : -EAGAIN;
+
+	if (r < 0 && r != -KVP_EGONE)
+		return; /* not told: they stay ours, and in the list of a resumed session */
 	for (uint32_t i = 0; i < n; i++)
 		grant_clear(map, grants[i].slot);
 	map->n_stock -= n;
@@ -123,13 +124,13 @@ int grants_list(struct ns_map *map)
 	struct kvp_wire_grant *list;
 	int r;
 
-	if (map->flags & KVP_NS_READONLY)
-		return 0;
 	request = request_new(s->client, s, KVP_MSG_GRANTS, sizeof(head) + GRANTS_MAX * sizeof(*list));
 	if (!request)
 		return fail(-KVP_ENOMEM, "out of memory");
 	list = (struct kvp_wire_grant *)(void *)((char *)request_body(request) + sizeof(head));
 	pthread_mutex_lock(&map->lock);
+	map->connection =
+		s->client->connection; /* grants of answers still on their way to the table are not in the list */
 	for (uint32_t place = 0; place < map->max_places; place++)
 		for (uint32_t i = 0; map->rw[place] && i < map->slots_per_slab; i++)
 			if (map->rw[place]->grants[i] && head.n < GRANTS_MAX)
@@ -137,6 +138,10 @@ int grants_list(struct ns_map *map)
 					(struct kvp_wire_grant){.slot = (uint64_t)place * map->slots_per_slab + i,
 						.generation = map->rw[place]->grants[i] - 1};
 	pthread_mutex_unlock(&map->lock);
+	if (map->flags & KVP_NS_READONLY) {
+		request_free(request);
+		return 0;
+	}
 	memcpy(request_body(request), &head, sizeof(head));
 	request->packet_bytes = sizeof(struct kvp_msg) + sizeof(head) + head.n * sizeof(*list);
 	r = wire_raw(request);
@@ -186,15 +191,16 @@ static void grants_map(struct ns_map *map, const struct kvp_wire_grant *grants, 
 	}
 }
 
-/* Put new grants into the stock; those that cannot be used go back. */
-static void grants_take(struct ns_map *map, const struct kvp_wire_grant *grants, uint32_t n)
+/* Put new grants into the stock; those that cannot be used go back. Those of a connection that has ended meanwhile were
+ * not in the list of what we have: the daemon has taken them back. */
+static void grants_take(struct ns_map *map, uint64_t connection, const struct kvp_wire_grant *grants, uint32_t n)
 {
 	struct grant back[64];
 	uint32_t n_back = 0;
 
 	grants_map(map, grants, n);
 	pthread_mutex_lock(&map->lock);
-	for (uint32_t i = 0; i < n; i++) {
+	for (uint32_t i = 0; i < n && connection == map->connection; i++) {
 		struct grant grant = {grants[i].slot, grants[i].generation};
 		uint32_t place = slot_place(map, grant.slot);
 		const struct slab_map *ro =
@@ -244,7 +250,7 @@ static uint32_t reserve_take(struct ns_map *map, const struct request *request)
 		pthread_mutex_unlock(&map->lock);
 	}
 	if (n)
-		grants_take(map, (const struct kvp_wire_grant *)(const void *)request->body, n);
+		grants_take(map, request->connection, (const struct kvp_wire_grant *)(const void *)request->body, n);
 	return n;
 }
 
