@@ -491,6 +491,7 @@ static void purge_leaves_alone_what_a_living_daemon_has(void **state)
 static void purge_by_another_user_is_refused(void **state)
 {
 	struct fake *f = *state;
+	const char *kvctl = kvctl_path();
 	pid_t pid;
 	int status;
 
@@ -507,10 +508,16 @@ static void purge_by_another_user_is_refused(void **state)
 	if (pid == 0) {
 		if (setgid(65534) || setuid(65534))
 			_exit(99);
-		execl(kvctl_path(), "kvctl", "purge", "--socket", f->socket, (char *)NULL);
+		if (access(kvctl, X_OK) < 0)
+			_exit(77);
+		execl(kvctl, "kvctl", "purge", "--socket", f->socket, (char *)NULL);
 		_exit(98);
 	}
 	waitpid(pid, &status, 0);
+	if (WIFEXITED(status) && WEXITSTATUS(status) == 77) {
+		print_message("skipped: other users cannot reach %s\n", kvctl);
+		skip();
+	}
 	assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
 	assert_int_equal(objects_left(f), 7);
 }
