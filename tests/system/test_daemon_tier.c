@@ -365,7 +365,9 @@ static void of_a_key_written_twice_the_later_record_counts_after_a_reboot(void *
 		for (uint64_t k = 0; k < 40; k++) /* out of DRAM with it */
 			put(&f->ns, 1000 * (i + 1) + k, NULL);
 	}
+	assert_int_equal(drain(f, &done), sizeof(done));
 	reboot(f, false);
+	assert_int_equal(COUNTER(f, cold), 1 + 3 * 40);
 	assert_int_equal(wire_restore(&f->ns, &key, 1, 10000, &found), sizeof(found));
 	assert_int_equal(found.state, KVP_HIT_RAM);
 	assert_int_equal(wire_pin(&f->ns, &key, &pinned), 1);
