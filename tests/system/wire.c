@@ -83,7 +83,6 @@ static void host_exec(const struct host *host, int binary)
 	extern char **environ;
 	int fd = open(host->log, O_WRONLY | O_CREAT | O_APPEND, 0644);
 
-	prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves no daemon behind */
 	if (host->limit_nofile) {
 		struct rlimit limit = {host->limit_nofile, host->limit_nofile};
 
@@ -93,6 +92,7 @@ static void host_exec(const struct host *host, int binary)
 		_exit(97);
 	if (host->uid != geteuid() && (setgid((gid_t)host->uid) < 0 || setuid(host->uid) < 0))
 		_exit(96);
+	prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that dies leaves no daemon behind; setuid() would undo it */
 	for (unsigned i = 0; host->argv[i]; i++)
 		argv[n++] = host->argv[i];
 	argv[n] = NULL;
