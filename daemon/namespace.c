@@ -355,8 +355,13 @@ static int ns_create(struct daemon *d, struct session *session, const struct kvp
 	const struct ns *sibling, struct ns **out, char reason[256])
 {
 	struct ns_birth birth = {.owner_uid = session->uid, .owner_gid = session->gid, .desc = join->desc};
-	int r = ns_make_way(d, session->uid, reason);
+	int r;
 
+	if (sibling) /* same tokens, same key: a miss can name the sibling that has the block */
+		memcpy(birth.secret, sibling->head->secret, sizeof(birth.secret));
+	else
+		randombytes_buf(birth.secret, sizeof(birth.secret));
+	r = ns_make_way(d, session->uid, reason); /* the sibling may be the one that goes */
 	if (r < 0)
 		return r;
 	birth.mode = join->mode ? join->mode : 0600;
@@ -365,10 +370,6 @@ static int ns_create(struct daemon *d, struct session *session, const struct kvp
 		birth.flags = birth.mode & 022 ? KVP_NS_COPIED : KVP_NS_IN_PLACE;
 	birth.cost_ns_per_token = join->cost_ns_per_token;
 	memcpy(birth.name, join->name, sizeof(birth.name));
-	if (sibling) /* same tokens, same key: a miss can name the sibling that has the block */
-		memcpy(birth.secret, sibling->head->secret, sizeof(birth.secret));
-	else
-		randombytes_buf(birth.secret, sizeof(birth.secret));
 	if (join->base_id) {
 		r = ns_birth_base(d, session, join, &birth, reason);
 		if (r < 0)
