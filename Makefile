@@ -22,7 +22,7 @@ SYSCONFDIR ?= /etc
 
 BUILD_PACKAGES := gcc make pkg-config libc6-dev liburing-dev uuid-dev libhwloc-dev libsodium-dev libxxhash-dev \
 	libjansson-dev libsystemd-dev libinih-dev uthash-dev libopenblas-pthread-dev python3
-CHECK_PACKAGES := g++ binutils libcmocka-dev clang-format groff-base spin systemd
+CHECK_PACKAGES := procps g++ binutils libcmocka-dev clang-format groff-base spin systemd
 PEER_PACKAGES := liblmdb-dev libhiredis-dev memcached redis-server
 FUZZ_PACKAGES := clang
 

@@ -117,6 +117,7 @@ static void a_daemon_that_changes_all_the_time_delays_nobody(void **state)
 
 	while (pid == 0) { /* as a daemon under load: odd for a moment, even for a moment */
 		f->stats->version += 1;
+		f->header->heartbeat_ns = fake_now();
 		for (unsigned i = 0; i < 2000; i++)
 			__asm__ volatile("");
 	}
