@@ -22,6 +22,18 @@
 
 #include <kvattn.h>
 
+#if defined(__has_feature)
+#define FEATURE(x) __has_feature(x)
+#else
+#define FEATURE(x) 0
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || FEATURE(address_sanitizer) || \
+	FEATURE(thread_sanitizer)
+#define SANITIZED 1
+#else
+#define SANITIZED 0
+#endif
+
 static const uint32_t attn_types[] = {KVATTN_F32, KVATTN_F16, KVATTN_BF16};
 static const uint32_t attn_block_sizes[] = {1, 16, 32, 64};
 

@@ -250,6 +250,7 @@ static void lengths_need_not_be_multiples_of_the_block(void **state)
 						attn_types[t], size, t % 2, 32, n_q);
 		}
 	}
+	free(v);
 }
 
 static uint64_t window_of_this_run;
