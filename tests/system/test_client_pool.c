@@ -11,6 +11,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -287,7 +288,7 @@ static void publishing_without_waiting_arrives(void **state)
 	uint64_t until = wire_now() + 2000000000u;
 
 	assert_int_equal(kvp_reserve(f->ns_a, 40, 0, kvp_deadline_ms(1000), blocks), 40);
-	for (unsigned i = 0; i < 40; i++) {
+	for (unsigned i = 0; i < 100; i++) {
 		wire_fill(blocks[i].data, BLOCK, i);
 		keys[i] = wire_key(i);
 		items[i] = (struct kvp_publish_item){.key = keys[i], .block = &blocks[i], .used_tokens = 16};
@@ -623,6 +624,60 @@ static void a_publish_under_way_survives_the_daemon(void **state)
 	assert_true(stored > 200);
 }
 
+struct storer {
+	struct kvp_ns *ns;
+	uint64_t sign;
+	_Atomic bool stop;
+	unsigned rounds, spoilt;
+};
+
+/* Every block that was lent holds what its borrower stored, until he gives it back. Many busy threads: each of them is
+ * sometimes kept from what it just received until the daemon has come again. */
+static void *store_and_look(void *arg)
+{
+	struct storer *s = arg;
+
+	for (; !atomic_load(&s->stop); s->rounds++) {
+		struct kvp_block_ref blocks[24] = {{0}};
+		int64_t n = kvp_reserve(s->ns, 24, 0, kvp_deadline_ms(20), blocks);
+
+		for (int64_t i = 0; i < n; i++)
+			wire_fill(blocks[i].data, BLOCK, s->sign);
+		for (int64_t i = 0; i < n; i++)
+			s->spoilt += !wire_right(blocks[i].data, BLOCK, s->sign);
+		kvp_abandon(blocks, n < 0 ? 0 : (uint32_t)n);
+	}
+	return NULL;
+}
+
+static void no_block_is_lent_twice_however_often_the_daemon_is_killed(void **state)
+{
+	struct fixture *f = *state;
+	struct storer storers[16];
+	pthread_t threads[16];
+	unsigned rounds = 0, spoilt = 0;
+
+	for (unsigned i = 0; i < 16; i++) {
+		storers[i] = (struct storer){.ns = i % 2 ? f->ns_a : f->ns_b, .sign = i};
+		pthread_create(&threads[i], NULL, store_and_look, &storers[i]);
+	}
+	for (unsigned i = 0; i < 100; i++) {
+		wire_sleep_ms(10 + i % 7 * 5);
+		host_kill(&f->host);
+		assert_int_equal(host_start(&f->host, NULL), 0);
+	}
+	for (unsigned i = 0; i < 16; i++) {
+		atomic_store(&storers[i].stop, true);
+		pthread_join(threads[i], NULL);
+		rounds += storers[i].rounds;
+		spoilt += storers[i].spoilt;
+	}
+	assert_int_equal(spoilt, 0);
+	assert_true(rounds > 100);
+	assert_true(wire_until(attached, f->a, 5000));
+	assert_true(wire_until(attached, f->b, 5000));
+}
+
 static void of_another_pool_nothing_is_mixed_in(void **state)
 {
 	struct fixture *f = *state;
@@ -841,6 +896,7 @@ int main(void)
 		TEST(keys_are_the_same_in_every_client),
 		TEST(a_killed_daemon_takes_nothing_along),
 		TEST(a_publish_under_way_survives_the_daemon),
+		TEST(no_block_is_lent_twice_however_often_the_daemon_is_killed),
 		TEST(of_another_pool_nothing_is_mixed_in),
 		TEST(a_daemon_that_hangs_costs_no_more_than_the_deadline),
 		TEST(a_forked_child_hides_nothing_of_its_parents_end),
