@@ -59,7 +59,7 @@ PROGRAMS := $(BUILD)/kvpoold $(BUILD)/kvctl $(BUILD)/kvengine
 LIBRARIES := $(BUILD)/libkvpool.so $(BUILD)/libkvattn.so $(BUILD)/libkvpool.a $(BUILD)/libkvattn.a
 UNIT_TESTS := $(patsubst tests/unit/%.c,$(BUILD)/test/%,$(wildcard tests/unit/test_*.c))
 SYSTEM_TESTS := $(patsubst tests/system/%.c,$(BUILD)/test/%,$(wildcard tests/system/test_*.c))
-UNIT_HELPERS := $(filter-out tests/unit/test_%,$(wildcard tests/unit/*.c))
+UNIT_HELPERS := $(filter-out tests/unit/test_% tests/unit/race_%,$(wildcard tests/unit/*.c))
 SYSTEM_HELPERS := $(filter-out tests/system/test_% tests/system/prog_%,$(wildcard tests/system/*.c))
 SYSTEM_PROGRAMS := $(patsubst tests/system/%.c,$(BUILD)/test/%,$(wildcard tests/system/prog_*.c))
 BENCHES := $(patsubst tests/bench/%.c,$(BUILD)/kvbench-%,$(wildcard tests/bench/*.c))
@@ -169,6 +169,11 @@ $(BUILD)/test/test_kvctl_%: $(BUILD)/obj/tests/unit/test_kvctl_%.o $(BUILD)/obj/
 	$(call test_program,$(KVCTL_LIBS) $(ATTN_LIBS))
 $(BUILD)/test/test_engine_%: $(BUILD)/obj/tests/unit/test_engine_%.o $(BUILD)/obj/kvengine.a $(BUILD)/obj/unit.a $(CLIENT_A)
 	$(call test_program,$(ENGINE_LIBS) $(ATTN_LIBS))
+# both sides in one program: of the library only what such a test calls is seen, the rest would clash with the daemon
+$(BUILD)/obj/race.o: $(POOL_OBJ) $(BUILD)/obj/tests/unit/race_reader.o
+	$(Q)$(LD) -r $(objects) -o $@ && objcopy --keep-global-symbol=race_read $@
+$(BUILD)/test/test_race_%: $(BUILD)/fault/tests/unit/test_race_%.o $(BUILD)/obj/race.o $(BUILD)/fault/unit.a $(BUILD)/fault/daemon.a
+	$(call test_program,$(DAEMON_LIBS) $(CLIENT_LIBS))
 $(BUILD)/test/%: $(BUILD)/fault/tests/unit/%.o $(BUILD)/fault/unit.a $(BUILD)/fault/daemon.a
 	$(call test_program,$(DAEMON_LIBS))
 $(BUILD)/test/%: $(BUILD)/obj/tests/system/%.o $(BUILD)/obj/system.a $(CLIENT_A)

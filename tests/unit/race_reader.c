@@ -1,0 +1,77 @@
+/* race_reader.c - see race_reader.h */
+#include "race_reader.h"
+
+#include <stdlib.h>
+
+#include "client/libkvpool/internal.h"
+
+struct mapped {
+	struct session session;
+	struct ns_map map;
+	struct slab_map slabs[RACE_PLACES_MAX];
+	_Atomic(struct slab_map *) ro[RACE_PLACES_MAX];
+};
+
+static struct mapped *map_all(const struct race_memory *memory)
+{
+	struct mapped *m = calloc(1, sizeof(*m));
+	const struct kvp_ns_header *head = memory->ns;
+
+	if (!m)
+		abort();
+	m->session.head = memory->session;
+	m->session.pins = (char *)memory->session + memory->session->pins_off;
+	m->session.pin_stride = memory->session->pin_stride;
+	m->session.max_places = head->max_places;
+	m->session.header = memory->pool;
+	m->map.session = &m->session;
+	m->map.head = head;
+	m->map.slabs = memory->slabs;
+	m->map.blocks = memory->blocks;
+	m->map.index = memory->index;
+	m->map.n_buckets = head->n_buckets;
+	m->map.n_slots = (uint64_t)head->max_places * head->slots_per_slab;
+	m->map.block_bytes = head->block_bytes;
+	m->map.block_stride = head->block_stride;
+	m->map.slots_per_slab = head->slots_per_slab;
+	m->map.slots_inverse = ((1ull << 63) - 1) / head->slots_per_slab + 1;
+	m->map.max_places = head->max_places;
+	m->map.ro = m->ro;
+	for (uint32_t place = 0; place < head->max_places; place++) {
+		m->slabs[place].base = memory->slab_bytes[place];
+		m->slabs[place].number = atomic_load(&memory->slabs[place].number);
+		m->slabs[place].place = place;
+		atomic_store(&m->ro[place], &m->slabs[place]);
+	}
+	return m;
+}
+
+static bool right(const char *data, uint64_t bytes, uint64_t content)
+{
+	for (uint64_t at = 0; at < bytes; at += sizeof(content))
+		if (*(const volatile uint64_t *)(const void *)(data + at) != content)
+			return false;
+	return true;
+}
+
+void *race_read(void *arg)
+{
+	struct race_reader *r = arg;
+	struct mapped *m = map_all(&r->memory);
+	uint32_t seed = 1;
+
+	while (!atomic_load_explicit(&r->stop, memory_order_relaxed)) {
+		uint32_t n = (seed = seed * 1664525u + 1013904223u) >> 16;
+		struct spot spot;
+
+		n %= r->n_keys;
+		r->looks++;
+		if (find_pin(&m->map, &r->keys[n], &spot) != FOUND_PINNED)
+			continue;
+		r->reads++;
+		r->wrong += !right(spot.data, spot.used_bytes, race_content(n));
+		r->lost += spot_unpin(spot.map, spot.slot, spot.generation);
+	}
+	free(m);
+	return NULL;
+}
