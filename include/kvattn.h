@@ -15,24 +15,27 @@
  *	out  = sum_j exp(z_j) v_j / (sum_j exp(z_j) + exp(sink_h))
  *	lse  = log(sum_j exp(z_j) + exp(sink_h))		the sink's term only where sink_logits are given
  *
- * in this order: scale, soft cap, bias, mask, softmax with sink (Vaswani et al. 2017; soft cap as in Gemma 2; ALiBi: Press
- * et al. 2022; sink logits as in gpt-oss).  Key j is visible to position p when both hold:
+ * in this order: scale, soft cap, bias, mask, softmax with sink (Vaswani et al. 2017; soft cap as in Gemma 2; ALiBi:
+ * Press et al. 2022; sink logits as in gpt-oss).  Key j is visible to position p when both hold:
  *
  *	not causal, or pos_j <= p
  *	no window, or pos_j > p - window, or pos_j < sink_tokens
  *
- * so a window of W shows min(p + 1, W) keys, itself included.  A hidden key is skipped, never multiplied by zero: NaN or
- * infinity in its bytes do no harm; a score of minus infinity hides its key too.  A row that sees nothing gives zeros, and
- * lse = -INFINITY (without a sink).  Scores, softmax and all sums are f32, so each f16 or bf16 value counts exactly.
+ * so a window of W shows min(p + 1, W) keys, itself included.  A hidden key is skipped, never multiplied by zero: NaN
+ * or infinity in its bytes do no harm; a score of minus infinity hides its key too.  A row that sees nothing gives
+ * zeros, and lse = -INFINITY (without a sink).  Scores, softmax and all sums are f32, so each f16 or bf16 value counts
+ * exactly.
  *
- * Promise: on one instruction set (kvattn_isa_name()) the bits of a query row's result depend on that row, its position, the
- * options and the visible keys with their positions alone: not on how queries are cut into calls, what else is in the batch,
- * the number of threads, the block size, HND or NHD, or where blocks lie.  (Blocks listed with block_pos out of order
- * of position give results within rounding of that.)  So an engine that reuses KV computes the very tokens of one that does not.
+ * Promise: on one instruction set (kvattn_isa_name()) the bits of a query row's result depend on that row, its
+ * position, the options and the visible keys with their positions alone: not on how queries are cut into calls, what
+ * else is in the batch, the number of threads, the block size, HND or NHD, or where blocks lie.  (Blocks listed with
+ * block_pos out of order of position give results within rounding of that.)  So an engine that reuses KV computes the
+ * very tokens of one that does not.
  *
  * Threads: every call may run in any number of threads at once, also after fork(); nothing blocks but the wait of
- * kvattn_attend() for its own threads.  No call keeps a pointer.  Calls return 0 or a negative errno and then have written
- * nothing the caller may rely on.  Environment: KVATTN_ISA=scalar|avx2|avx512 caps the instruction set, read once.
+ * kvattn_attend() for its own threads.  No call keeps a pointer.  Calls return 0 or a negative errno and then have
+ * written nothing the caller may rely on.  Environment: KVATTN_ISA=scalar|avx2|avx512 caps the instruction set, read
+ * once.
  */
 #ifndef KVATTN_H
 #define KVATTN_H
@@ -56,7 +59,7 @@ extern "C" {
 /** kvattn_version() - of the library at run time: major << 16 | minor */
 KVATTN_API uint32_t kvattn_version(void);
 
-/** kvattn_isa_name() - "scalar", "avx2" (with FMA and F16C) or "avx512" (F, BW, DQ, VL): what this process computes with */
+/** kvattn_isa_name() - "scalar", "avx2" (with FMA and F16C) or "avx512" (F, BW, DQ, VL) it computes with */
 KVATTN_API const char *kvattn_isa_name(void);
 
 /* ---- Where K and V lie ---- */
@@ -82,8 +85,8 @@ enum kvattn_layout {
 
 /*
  * One layer inside a block.  Element d of head h of token t of K lies at
- * block + k_off + t * k_token_stride + h * k_head_stride + d * element size; V likewise.  Offsets and strides are bytes and
- * multiples of the element size.  K and V may share bytes (v_off == k_off, as in a latent cache).
+ * block + k_off + t * k_token_stride + h * k_head_stride + d * element size; V likewise.  Offsets and strides are bytes
+ * and multiples of the element size.  K and V may share bytes (v_off == k_off, as in a latent cache).
  */
 struct kvattn_geom {
 	uint32_t size; /* sizeof(struct kvattn_geom) */
@@ -141,7 +144,8 @@ KVATTN_API uint32_t kvattn_type_bytes(uint32_t type);
  * @v:           [n_tokens][n_kv_heads][dim_v]; NULL: V stays as it is
  * @v_stride:    as @k_stride
  *
- * Rounds to nearest even, to infinity beyond the largest value; NaN stays NaN.  Only the bytes of these rows are written.
+ * Rounds to nearest even, to infinity beyond the largest value; NaN stays NaN.  Only the bytes of these rows are
+ * written.
  * Return: 0; -EINVAL; -ENOTSUP type or layout.
  */
 KVATTN_API int kvattn_put(const struct kvattn_geom *geom, void *block, uint32_t first_token, uint32_t n_tokens,
@@ -154,8 +158,9 @@ KVATTN_API int kvattn_get(const struct kvattn_geom *geom, const void *block, uin
 /* ---- Attention ---- */
 
 /*
- * The blocks of one sequence, in order.  All are full but the last one used, which holds what is left of n_tokens; bytes
- * past that are never read.  The same block may stand in many tables, and twice in one: its tokens then count twice.
+ * The blocks of one sequence, in order.  All are full but the last one used, which holds what is left of n_tokens;
+ * bytes past that are never read.  The same block may stand in many tables, and twice in one: its tokens then count
+ * twice.
  */
 struct kvattn_table {
 	const void *const *blocks; /* base addresses, aligned to the element size (64 bytes and more is fastest) */
@@ -210,9 +215,9 @@ KVATTN_API void kvattn_opts_init(struct kvattn_opts *opts, uint32_t n_q_heads);
  * @opts:   NULL is not allowed
  *
  * Causal rows of a chunk are the last keys: store K and V of the new tokens first, count them in n_tokens, then attend.
- * Memory: a few hundred KiB a thread, and for a long decode on several threads 1/1024 of n_tokens, times n_q * n_q_heads
- * * (dim_v + 18) * 4 bytes; never n_q * n_tokens.  With n_threads > 1 at most that many threads work, the caller
- * among them; they are gone on return, and where the system refuses a thread the others do its work.
+ * Memory: a few hundred KiB a thread, and for a long decode on several threads 1/1024 of n_tokens, times n_q *
+ * n_q_heads * (dim_v + 18) * 4 bytes; never n_q * n_tokens.  With n_threads > 1 at most that many threads work, the
+ * caller among them; they are gone on return, and where the system refuses a thread the others do its work.
  * Return: 0; -EINVAL an argument is out of range; -ENOTSUP type or layout not served; -ENOMEM.
  */
 KVATTN_API int kvattn_attend(
@@ -239,7 +244,7 @@ KVATTN_API int kvattn_merge(
 
 /**
  * kvattn_alibi_slopes() - the slopes of Press et al. for @n_heads query heads
- * @slopes: [n_heads]: 2^(-8 i / n), i = 1 .. n, n the largest power of two <= n_heads; then every other one of 2 n heads
+ * @slopes: [n_heads]: 2^(-8 i / n), i = 1 .. n, n the largest power of two <= n_heads, then every other one of 2 n's
  * Return: 0; -EINVAL no head, or more than KVATTN_HEADS_MAX.
  */
 KVATTN_API int kvattn_alibi_slopes(uint32_t n_heads, float *slopes);

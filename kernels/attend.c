@@ -1,9 +1,9 @@
 /*
  * attend.c - kvattn_attend(): checks its arguments, cuts the batch into units of work and hands them to threads
  *
- * A unit is a block of query rows of one sequence with some of its KV heads, either over all splits of the keys (they are
- * then folded on the way) or, for a long decode on several threads, over one split; who finishes a sequence's last split folds.
- * How the work is cut never shows in the result: see the order of keys in attn.h.
+ * A unit is a block of query rows of one sequence with some of its KV heads, either over all splits of the keys (they
+ * are then folded on the way) or, for a long decode on several threads, over one split; who finishes a sequence's last
+ * split folds. How the work is cut never shows in the result: see the order of keys in attn.h.
  */
 #include <errno.h>
 #include <math.h>
@@ -20,9 +20,10 @@
 #include "keys.h"
 #include "state.h"
 
-#define ROWS_PER_HEAD \
-	64u /* query rows that share one pass over a head's keys: their sums stay in the second-level cache */
-#define ROWS_DECODE 256u /* the same over all heads of a unit */
+/* Query rows that share one pass over a head's keys, so few that their sums stay in the second-level cache. */
+#define ROWS_PER_HEAD 64u
+/* The same over all heads of a unit. */
+#define ROWS_DECODE 256u
 #define SPLIT_ROWS_MAX 1024u
 #define SPLIT_BYTES_MAX (256ull << 20) /* of results by split that wait for their fold */
 #define THREADS_MAX 1024u

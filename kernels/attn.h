@@ -1,10 +1,11 @@
 /*
  * attn.h - what the files of libkvattn share: a checked call, the order of keys, the state of a row
  *
- * Order of keys.  What makes results independent of chunking, batch and block size is that a key's place in the arithmetic is a
- * function of its position alone: positions are cut into splits of ATTN_SPLIT, a split is worked off in tiles of ATTN_TILE
- * positions, and the results of the splits are folded together in order.  Positions without a visible key leave no
- * trace.  Whoever changes a border or an order of sums changes bits for everybody, but never between two rows.
+ * Order of keys.  What makes results independent of chunking, batch and block size is that a key's place in the
+ * arithmetic is a function of its position alone: positions are cut into splits of ATTN_SPLIT, a split is worked off in
+ * tiles of ATTN_TILE positions, and the results of the splits are folded together in order.  Positions without a
+ * visible key leave no trace.  Whoever changes a border or an order of sums changes bits for everybody, but never
+ * between two rows.
  */
 #ifndef KVATTN_ATTN_H
 #define KVATTN_ATTN_H
@@ -54,7 +55,8 @@ struct attn_run {
 	uint32_t n;
 };
 
-/* Rows of one sequence that are worked on together: row (h * n_q + q) * group + g is query q0 + q, head g of KV head head0 + h */
+/* Rows of one sequence that are worked on together: row (h * n_q + q) * group + g is query q0 + q, head g of KV head
+ * head0 + h */
 struct attn_rows {
 	uint64_t q0;
 	uint32_t n_q;
@@ -62,7 +64,7 @@ struct attn_rows {
 	uint32_t n_heads;
 };
 
-/* Softmax so far, a row each: m the largest score (-INFINITY: no key yet), l = sum exp(z - m), acc = sum exp(z - m) v */
+/* Softmax so far: m the largest score (-INFINITY: no key yet), l = sum exp(z - m), acc = sum exp(z - m) v */
 struct attn_state {
 	float *acc; /* [rows][acc_floats] */
 	float *m;

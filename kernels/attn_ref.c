@@ -1,8 +1,9 @@
 /*
- * attn_ref.c - attention in plain C: the truth the other instruction sets are held to, and what runs where there are none
+ * attn_ref.c - attention in plain C: the truth the other instruction sets are held to, and what runs where there are
+ * none
  *
- * Works one split off tile by tile: the keys of a tile of 64 positions are widened to f32, then every row of the group takes
- * them in.  Nothing here depends on the machine.
+ * Works one split off tile by tile: the keys of a tile of 64 positions are widened to f32, then every row of the group
+ * takes them in.  Nothing here depends on the machine.
  */
 #include <math.h>
 #include <string.h>
@@ -106,8 +107,8 @@ static float score(const struct attn_part *part, uint32_t q_head, const float *q
 	return z;
 }
 
-/* Adds the weighted values of a tile.  A sum of their own first: a long sum that takes in values one by one would round each to
- * its own coarse grid. */
+/* Adds the weighted values of a tile.  A sum of their own first: a long sum that takes in values one by one would round
+ * each to its own coarse grid. */
 static void row_add(
 	const struct ref_tile *tile, uint64_t seen, const float *z, float top, uint32_t dim_v, float *acc, float *l)
 {

@@ -1,20 +1,22 @@
 /*
  * attn_tmpl.h - attention over one split for one instruction set with vectors; included once by each attn_<isa>.c
  *
- * The includer defines TARGET (the target attribute of every function), LANES, vec, KEY_ROWS and VALUE_ROWS / VALUE_VECS
- * (how many sums fit the registers), and the vec_*() functions used below.
+ * The includer defines TARGET (the target attribute of every function), LANES, vec, KEY_ROWS and VALUE_ROWS /
+ * VALUE_VECS (how many sums fit the registers), and the vec_*() functions used below.
  *
- * A tile of 64 positions is four subtiles of 16, read as four streams: index i = 4 * t + s is token t of subtile s.  That
- * order holds for scores, masks and sums alike, so each step of the key pass takes one token of each stream and its four scores
- * lie side by side.  (One stream leaves half of the memory's speed unused; see README.md.)  For one KV head and tile:
+ * A tile of 64 positions is four subtiles of 16, read as four streams: index i = 4 * t + s is token t of subtile s.
+ * That order holds for scores, masks and sums alike, so each step of the key pass takes one token of each stream and
+ * its four scores lie side by side.  (One stream leaves half of the memory's speed unused; see README.md.)  For one KV
+ * head and tile:
  *
  *	keys:    score[row][i], dot products of VALUE_ROWS rows at once with four keys
  *	softmax: mask, new maximum, weights into the same place
  *	values:  acc[row] += sum of weight[row][i] * value[i], in the order of i; hidden keys are stepped over
  *
  * Every result is one chain of operations of its own row: it does not matter which rows are worked on together.
- * Keys and values are read where they lie.  A subtile that is cut by a block's border or by the end is copied first, and so is
- * everything where a vector's length is no multiple of LANES (padded with zeros there), or many rows use it (widened to f32 once).
+ * Keys and values are read where they lie.  A subtile that is cut by a block's border or by the end is copied first,
+ * and so is everything where a vector's length is no multiple of LANES (padded with zeros there), or many rows use it
+ * (widened to f32 once).
  */
 #include <math.h>
 #include <string.h>
@@ -57,7 +59,8 @@ struct stream {
 	size_t stride[STREAMS]; /* bytes from token to token */
 };
 
-/* What a pass asks for ahead of time: its own rows this many tokens on, and past its last ones the first of the next pass. */
+/* What a pass asks for ahead of time: its own rows this many tokens on, and past its last ones the first of the next
+ * pass. */
 struct ahead {
 	uint32_t tokens;
 	uint32_t row_bytes; /* of the pass's own rows */
@@ -214,7 +217,7 @@ static uint64_t tile_seen(const struct work *w, const struct tile *tile, uint32_
 	return seen;
 }
 
-/* What each query sees of the tile; whether any sees anything.  What the first and the last see whole, all see whole. */
+/* What each query sees of the tile; whether any sees anything.  What first and last see whole, all see whole. */
 static bool tile_sight(const struct work *w, const struct tile *tile)
 {
 	const uint32_t n_q = w->part->rows.n_q;
@@ -394,8 +397,8 @@ INLINE void keys_all(
 
 /* ---- Softmax ---- */
 
-/* exp(x) for x <= 88, within 2 ulp; below -87 zero: such a weight is nothing beside the largest one, which is 1.  Constants
- * of the Cephes library (S. Moshier): ln 2 in two parts, then a polynomial on half of it to either side. */
+/* exp(x) for x <= 88, within 2 ulp; below -87 zero: such a weight is nothing beside the largest one, which is 1.
+ * Constants of the Cephes library (S. Moshier): ln 2 in two parts, then a polynomial on half of it to either side. */
 INLINE vec exp_vec(vec x)
 {
 	const vec least = vec_set1(-87.0f), bounded = vec_max(least, x); /* the second operand if NaN: stays NaN */
@@ -536,7 +539,8 @@ INLINE void values_take(const int type, const int n_rows, const int n_vecs, cons
 {
 	vec sum[VALUE_ROWS][VALUE_VECS];
 
-	/* A sum of its own for the tile: a long sum that takes in values one by one would round each to its own coarse grid. */
+	/* A sum of its own for the tile: a long sum that takes in values one by one would round each to its own coarse
+	 * grid. */
 	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int j = 0; j < n_vecs; j++) sum[r][j] = vec_zero();
 #define VALUE_STEP(t, s) \
 	do { \

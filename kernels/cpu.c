@@ -1,8 +1,8 @@
 /*
  * cpu.c - what the processor and the operating system offer
  *
- * A feature bit alone proves nothing: a system or hypervisor that does not save the wide registers leaves the bit set, and
- * the first wide instruction is then SIGILL.  So XCR0 is read too (OSXSAVE first, or reading it would trap).
+ * A feature bit alone proves nothing: a system or hypervisor that does not save the wide registers leaves the bit set,
+ * and the first wide instruction is then SIGILL.  So XCR0 is read too (OSXSAVE first, or reading it would trap).
  */
 #define _GNU_SOURCE 1 /* sched_getaffinity() */
 #include "cpu.h"

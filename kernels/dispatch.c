@@ -1,8 +1,8 @@
 /*
  * dispatch.c - the instruction set this process computes with
  *
- * Chosen once.  Threads that race for the first call find the same answer, so a plain atomic pointer is enough, and nothing
- * here can be held by another thread at a fork.
+ * Chosen once.  Threads that race for the first call find the same answer, so a plain atomic pointer is enough, and
+ * nothing here can be held by another thread at a fork.
  */
 #include "dispatch.h"
 

@@ -1,7 +1,8 @@
 /*
  * half.h - binary16 and bfloat16 in plain C, for machines without F16C; the truth for those with it
  *
- * Rounding is to nearest even.  A NaN keeps its sign and the leading bits of its payload and becomes quiet, as VCVTPS2PH does it.
+ * Rounding is to nearest even.  A NaN keeps its sign and the leading bits of its payload and becomes quiet, as
+ * VCVTPS2PH does it.
  */
 #ifndef KVATTN_HALF_H
 #define KVATTN_HALF_H
@@ -42,7 +43,8 @@ static inline uint16_t half_f16_from(float f)
 		return (uint16_t)(sign | 0x7c00);
 	if (magnitude >= 0x38800000) /* 2^-14: normal; the exponent's bias goes from 127 to 15 */
 		return (uint16_t)(sign | half_round(magnitude - (112u << 23), 13));
-	/* Subnormal: in a float of 0.5's exponent the last bit weighs 2^-24, f16's smallest step, so the addition rounds. */
+	/* Subnormal: in a float of 0.5's exponent the last bit weighs 2^-24, f16's smallest step, so the addition
+	 * rounds. */
 	return (uint16_t)(sign | (half_bits(half_float(magnitude) + 0.5f) - half_bits(0.5f)));
 }
 

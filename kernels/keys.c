@@ -1,8 +1,9 @@
 /*
  * keys.c - from a block table to splits and runs of keys
  *
- * Without block_pos a key's position is its index, and splits are plain arithmetic.  With it the blocks are walked once: a
- * new split begins wherever the position leaves the old one's range or does not rise.  Arithmetic only, any thread.
+ * Without block_pos a key's position is its index, and splits are plain arithmetic.  With it the blocks are walked
+ * once: a new split begins wherever the position leaves the old one's range or does not rise.  Arithmetic only, any
+ * thread.
  */
 #include "keys.h"
 

@@ -3,8 +3,9 @@
  *
  * Usage: kvbench-attn [tokens] [repetitions]	defaults: 32768 7
  *
- * 32 query heads, 8 KV heads of 128.  The machine's memory speed drifts, so each decode is bracketed by two plain reads of its
- * pool (four sequential streams, no arithmetic) and the ratio to their mean is what counts; medians over repetitions.
+ * 32 query heads, 8 KV heads of 128.  The machine's memory speed drifts, so each decode is bracketed by two plain reads
+ * of its pool (four sequential streams, no arithmetic) and the ratio to their mean is what counts; medians over
+ * repetitions.
  * A row: name=value pairs.  Last line: "bench-attn: ok rows=<n>".
  */
 #include <stdbool.h>

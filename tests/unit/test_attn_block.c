@@ -1,5 +1,6 @@
 /*
- * test_attn_block.c - geometry, rows into blocks and out of them, arguments that are refused, the choice of instructions
+ * test_attn_block.c - geometry, rows into blocks and out of them, arguments that are refused, the choice of
+ * instructions
  */
 #include <errno.h>
 

@@ -155,7 +155,8 @@ static inline void noise_fill(uint64_t *seed, float *x, size_t n, float scale)
 
 /* ---- Every instruction set ---- */
 
-/* Runs this program again for each level; there it returns -1: go on and test.  Levels the machine lacks are said and passed. */
+/* Runs this program again for each level; there it returns -1: go on and test.  Levels the machine lacks are said and
+ * passed. */
 static inline int levels_run(char **argv)
 {
 	static const char *const levels[] = {"scalar", "avx2", "avx512"};

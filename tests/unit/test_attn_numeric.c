@@ -1,9 +1,10 @@
 /*
  * test_attn_numeric.c - attention against values worked out by hand
  *
- * Scores are built exactly: the score sits in dimension 0 of K as a multiple of q's dimension 0, the rest is zero, the scale is 1.
- * V_j stands in every dimension d as V_j + d / 256 where the type holds that, so the answer has the same + d / 256.
- * As all stored numbers are exact, f16 and bf16 are held to f32's tolerance of 2e-6: a few roundings of 2^-24 each.
+ * Scores are built exactly: the score sits in dimension 0 of K as a multiple of q's dimension 0, the rest is zero, the
+ * scale is 1. V_j stands in every dimension d as V_j + d / 256 where the type holds that, so the answer has the same +
+ * d / 256. As all stored numbers are exact, f16 and bf16 are held to f32's tolerance of 2e-6: a few roundings of 2^-24
+ * each.
  */
 #include "test_attn_fixture.h"
 

@@ -1,5 +1,6 @@
 /*
- * test_attn_promise.c - the bits of a row depend on the row, its position and the keys it sees, on nothing else; and threads
+ * test_attn_promise.c - the bits of a row depend on the row, its position and the keys it sees, on nothing else; and
+ * threads
  *
  * kvpool-test: timeout=600
  */

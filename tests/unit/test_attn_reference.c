@@ -4,8 +4,9 @@
  * kvpool-test: timeout=600
  * ATTN_SEED=n runs one trial.
  *
- * The reference reads back what the type made of the numbers, so only f32's own rounding is left.  Values are up to 2: 2e-6 of
- * that for the sums.  A score z is itself rounded to z * 2^-24, once or twice on its way, and its weight is off by as much.
+ * The reference reads back what the type made of the numbers, so only f32's own rounding is left.  Values are up to 2:
+ * 2e-6 of that for the sums.  A score z is itself rounded to z * 2^-24, once or twice on its way, and its weight is off
+ * by as much.
  */
 #include <sys/mman.h>
 
@@ -92,7 +93,8 @@ static struct trial trial_random(uint64_t seed)
 	return t;
 }
 
-/* [token][K heads, V heads]: every byte of a token lies before the next token's, so a short last block can end at a guard page. */
+/* [token][K heads, V heads]: every byte of a token lies before the next token's, so a short last block can end at a
+ * guard page. */
 static void geom_by_token(const struct trial *t, struct kvattn_geom *geom, uint64_t *token_bytes)
 {
 	const uint64_t k_head = t->dim_k * (uint64_t)kvattn_type_bytes(t->type_k);
