@@ -20,12 +20,12 @@
 
 struct trial {
 	struct host host;
-	char spill[80], spill_option[96]; /* directory, and directory:size */
+	char spill[80], spill_option[128]; /* directory, and directory:size */
 	struct kvp_client *client;
 	struct kvp_ns *ns; /* opaque blocks, name "m" */
 };
 
-/** trial_given() - directories and name of a daemon to start, with a pool of @pool and a store of @spill ("64M") or none */
+/** trial_given() - directories and name of a daemon with a pool of @pool and a store of @spill ("64M"), NULL: none */
 void trial_given(struct trial *t, uid_t uid, const char *pool, const char *spill);
 /** trial_start() - start it (again); trial_attach() - t->client and t->ns */
 void trial_start(struct trial *t);
