@@ -54,6 +54,20 @@ static bool right(const char *data, uint64_t bytes, uint64_t content)
 	return true;
 }
 
+bool race_find(const struct race_memory *memory, const struct kvp_key *key, uint64_t *content)
+{
+	struct mapped *m = map_all(memory);
+	struct spot spot;
+	bool pinned = find_pin(&m->map, key, &spot) == FOUND_PINNED;
+
+	if (pinned) {
+		*content = *(const uint64_t *)(const void *)spot.data;
+		spot_unpin(spot.map, spot.slot, spot.generation);
+	}
+	free(m);
+	return pinned;
+}
+
 void *race_read(void *arg)
 {
 	struct race_reader *r = arg;

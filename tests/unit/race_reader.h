@@ -41,6 +41,8 @@ static inline uint64_t race_content(uint32_t n)
 	return 0x0101010101010101ull * (n + 1);
 }
 
+/** race_find() - one look as the library does it. Return: found, pinned, and given back; *content: what was read. */
+bool race_find(const struct race_memory *memory, const struct kvp_key *key, uint64_t *content);
 /** race_read() - a thread: find, pin, read, look, unpin, until told to stop */
 void *race_read(void *reader);
 

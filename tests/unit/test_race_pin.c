@@ -107,9 +107,38 @@ static void no_reader_ever_holds_what_was_taken_away(void **state)
 	done_with(f);
 }
 
+static void what_is_pinned_is_of_a_session_that_counts_a_slab_that_is_mapped_and_the_key_asked_for(void **state)
+{
+	struct fixture *f = given_pool(2);
+	struct kvp_key key = key_of(1), other = {{key.w[0], key.w[1] ^ 1}}; /* same bucket, same tag */
+	struct race_reader reader = reader_of(f, &key);
+	uint64_t content = 0, slot;
+
+	(void)state;
+	publish(f, 0, key);
+	slot = found_at(f, &key);
+	assert_true(race_find(&reader.memory, &key, &content));
+	assert_int_equal(content, race_content(0));
+	assert_false(race_find(&reader.memory, &other, &content));
+
+	atomic_store(&f->sessions[0].head->word, 0); /* put out: nobody counts its pins */
+	assert_false(race_find(&reader.memory, &key, &content));
+	atomic_store(&f->sessions[0].head->word, 1);
+
+	f->ns.blocks[slot].slab_number++; /* another slab came to this place between two looks */
+	assert_false(race_find(&reader.memory, &key, &content));
+	f->ns.blocks[slot].slab_number--;
+
+	assert_true(race_find(&reader.memory, &key, &content));
+	assert_false(pinned(f, slot)); /* every look has given its pin back */
+	done_with(f);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(
+			what_is_pinned_is_of_a_session_that_counts_a_slab_that_is_mapped_and_the_key_asked_for),
 		cmocka_unit_test(no_reader_ever_holds_what_was_taken_away),
 	};
 
