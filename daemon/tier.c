@@ -1127,14 +1127,14 @@ uint64_t tier_evict(struct daemon *d, uint64_t ns_id, uint64_t n)
 	uint64_t done = 0;
 
 	for (struct ns *ns = d->namespaces; ns && done < n; ns = ns->next) {
-		uint64_t before = ns->n_free;
+		uint64_t before = ns->n_free, most = n - done < ns->n_slots ? n - done : ns->n_slots;
 
 		if (ns_id && ns->id != ns_id)
 			continue;
 		/* clean and unspillable ones go now, others start to be written and go when asked again */
-		for (uint64_t last = UINT64_MAX; ns->n_free - before < n - done && ns->n_free != last;) {
+		for (uint64_t last = UINT64_MAX; ns->n_free - before < most && ns->n_free != last;) {
 			last = ns->n_free;
-			tier_evict_oldest(ns, before + n - done + ns->n_writing, LOOKS_MAX);
+			tier_evict_oldest(ns, before + most + ns->n_writing, LOOKS_MAX);
 		}
 		done += ns->n_free - before;
 	}

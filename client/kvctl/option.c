@@ -24,6 +24,12 @@ int option_next(struct options *options)
 	for (;;) {
 		int c = getopt_long(options->argc, options->argv, ":h", options->longs, NULL);
 
+		/* an unset variable in a script must not send purge to the default pool */
+		if ((c == 's' || c == 'n') && !*optarg) {
+			complain("%s: --%s is given an empty value; leave it out, or name one", options->command,
+				c == 's' ? "socket" : "name");
+			return OPTION_WRONG;
+		}
 		switch (c) {
 		case 's':
 			options->socket = optarg;
