@@ -178,7 +178,7 @@ static void the_lock_of_a_dead_owner_whose_io_still_runs_is_waited_for(void **st
 	waitpid(pid, NULL, 0);
 	start = loop_now();
 	assert_int_equal(fixture_open(f), 0);
-	assert_in_range(loop_now() - start, SPILL_SECOND / 2, 4 * SPILL_SECOND);
+	assert_true(loop_now() - start > SPILL_SECOND / 4);
 	assert_int_equal(get(f, 1), 0);
 }
 
