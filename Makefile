@@ -286,9 +286,9 @@ check-vm: deps ## boot a virtual machine with systemd and run kvpool there as a 
 	$(sub) all
 	@BUILD=$(BUILD) tests/vm/check
 
-check-engines:
+check-engines: ## (later work) connectors for other engines
 	@echo "check-engines: not there yet: connectors for other engines are later work"; exit 1
-chaos:
+chaos: ## (later work) faults of every kind at once for DURATION seconds
 	@echo "chaos: not there yet: faults of every kind at once for DURATION seconds are later work"; exit 1
 
 # ---- install ----
