@@ -72,12 +72,15 @@ static int socket_connect(struct kvp_client *client)
 	int fd, r;
 
 	strcpy(address.sun_path, client->socket); /* its length was checked */
+	pthread_mutex_lock(&client->lock);
 	registry_lock(); /* a fork now would leave the child an open socket nobody knows */
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	r = fd < 0 ? -errno : 0;
 	if (r == 0)
 		client->fd = fd;
 	registry_unlock();
+	client->connection++;
+	pthread_mutex_unlock(&client->lock);
 	if (r < 0)
 		return fail(-KVP_EDETACHED, "no socket can be made: %s", strerror(-r));
 	if (connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
@@ -434,6 +437,8 @@ static int attach_resume(struct kvp_client *client, uint64_t epoch)
 
 		if (epoch != client->last_epoch)
 			stages_forget(map); /* a new daemon keeps no staging areas */
+		else
+			stages_keep(map);
 		r = resume_map(map);
 
 		if (r < 0)
@@ -470,9 +475,6 @@ int attach_try(struct kvp_client *client)
 	if (!attach_enter(client, after_ms(ANSWER_MS)))
 		return -KVP_EDETACHED;
 	r = socket_connect(client);
-	pthread_mutex_lock(&client->lock);
-	client->connection++;
-	pthread_mutex_unlock(&client->lock);
 	if (r == 0)
 		r = hello(client, &welcome);
 	if (r == 0)

@@ -80,6 +80,7 @@ struct stage {
 	uint64_t n_free;
 	uint8_t *used; /* by block */
 	bool current; /* the daemon knows it */
+	uint64_t connection; /* on which that is so: another daemon would take its blocks for those of a new one */
 	bool retired;
 };
 
@@ -413,6 +414,7 @@ struct request {
 	bool lasting; /* outlives a lost connection and is sent again */
 	bool sent; /* on the present connection */
 	uint64_t connection; /* it was sent on */
+	uint64_t only_on; /* not sent on another connection than this; 0: any */
 	bool resending; /* the keeper is at it */
 	int32_t status;
 	char *packet; /* struct kvp_msg, then the body */
@@ -565,6 +567,8 @@ void stock_keep(struct ns_map *map);
 void stock_drop(struct ns_map *map);
 /** stages_forget() - the daemon no longer knows them: their blocks are readable, and movable to a new one */
 void stages_forget(struct ns_map *map);
+/** stages_keep() - it still does, on a new connection */
+void stages_keep(struct ns_map *map);
 /** grants_list() - GRANTS of a resumed session. Return: 0; -KVP_E... */
 int grants_list(struct ns_map *map);
 void grant_forget(struct ns_map *map, uint64_t slot, uint64_t generation);

@@ -221,7 +221,8 @@ static bool mapped_ok(const struct ns_map *map, const struct kvp_wire_mapped *ma
 	       mapped->bytes / map->block_stride >= map->slots_per_slab;
 }
 
-/* Put a new mapping in its place, unless one of the same slab is there already. */
+/* Put a new mapping in its place, unless one of the same slab is there already, or the slab has left meanwhile: an answer
+ * that was long on its way must not hide the mapping of its successor, and the grants that are noted there. */
 static bool slab_map_install(struct ns_map *map, struct slab_map *slab)
 {
 	struct kvp_client *client = map->session->client;
@@ -230,7 +231,8 @@ static bool slab_map_install(struct ns_map *map, struct slab_map *slab)
 	pthread_mutex_lock(&map->lock);
 	have = slab->writable ? map->rw[slab->place]
 			      : atomic_load_explicit(&map->ro[slab->place], memory_order_relaxed);
-	if (have && have->number == slab->number) {
+	if ((have && have->number == slab->number) ||
+		atomic_load_explicit(&map->slabs[slab->place].number, memory_order_acquire) != slab->number) {
 		pthread_mutex_unlock(&map->lock);
 		return false;
 	}

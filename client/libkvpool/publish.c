@@ -71,6 +71,8 @@ struct batch_item *batch_add(struct batch *batch, const struct room *room, const
 		.room = *room, .key = *key, .parent = *parent, .used_tokens = used_tokens, .used_bytes = used_bytes};
 	if (room->kind == HOLD_STAGED && !stage_move(batch->request->client, &item->room, used_bytes))
 		return NULL;
+	if (item->room.kind == HOLD_STAGED)
+		batch->request->only_on = ((struct stage *)item->room.owner)->connection;
 	batch->n++;
 	return item;
 }

@@ -136,11 +136,11 @@ static int request_try(struct kvp_client *client, struct request *request)
 	return r;
 }
 
-static int session_online(struct kvp_client *client, const struct session *session)
+static int session_online(struct kvp_client *client, const struct session *session, uint64_t only_on)
 {
 	if (session->gone)
 		return fail(-KVP_EGONE, "the pool this belongs to is no more: what is of it stays readable");
-	if (!client->online)
+	if (!client->online || (only_on && only_on != client->connection))
 		return fail(-KVP_EDETACHED, "no daemon at %s: %s", client->socket, client->attach_text);
 	return 0;
 }
@@ -160,7 +160,7 @@ int request_send(struct request *request)
 
 	for (;;) {
 		pthread_mutex_lock(&client->lock);
-		r = session_online(client, request->session);
+		r = session_online(client, request->session, request->only_on);
 		if (r == 0)
 			r = request_try(client, request);
 		fd = client->fd;
@@ -195,7 +195,7 @@ int client_tell(
 	int r;
 
 	pthread_mutex_lock(&client->lock);
-	r = session_online(client, session);
+	r = session_online(client, session, 0);
 	if (r == 0)
 		r = packet_send(client->fd, iov, 3);
 	pthread_mutex_unlock(&client->lock);

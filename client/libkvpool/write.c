@@ -106,6 +106,14 @@ void stages_forget(struct ns_map *map)
 	pthread_mutex_unlock(&map->lock);
 }
 
+void stages_keep(struct ns_map *map)
+{
+	pthread_mutex_lock(&map->lock);
+	for (struct stage *stage = map->stages; stage; stage = stage->next)
+		stage->connection = map->session->client->connection;
+	pthread_mutex_unlock(&map->lock);
+}
+
 void stock_drop(struct ns_map *map)
 {
 	pthread_mutex_lock(&map->lock);
@@ -383,12 +391,13 @@ static int stage_ask(struct ns_map *map, uint64_t deadline_ns)
 			.n_free = staged.n_blocks,
 			.used = calloc(staged.n_blocks, 1),
 			.base = map_object(request->fds[0], staged.bytes, true),
-			.current = true};
+			.current = true,
+			.connection = request->connection};
 		r = stage->used && stage->base ? 0 : -KVP_ENOMEM;
 	}
 	request_free(request);
 	pthread_mutex_lock(&map->lock);
-	if (r == 0 && (!map->stages || !map->stages->current)) {
+	if (r == 0 && stage->connection == map->connection && (!map->stages || !map->stages->current)) {
 		stage->next = map->stages;
 		map->stages = stage;
 		pthread_mutex_unlock(&map->lock);

@@ -28,6 +28,13 @@
 static const char *const small_pool[] = {
 	"--pool", "8M", "--slab", "1M", "--free-percent", "0", "--spill", "off", "--heartbeat", "200", NULL};
 
+/* Children of this process open clients of their own, with threads: ThreadSanitizer is told to bear it. */
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void)
+{
+	return "die_after_fork=0";
+}
+
 struct fixture {
 	struct host host;
 	struct kvp_client *a, *b; /* two clients, as in two processes */

@@ -24,6 +24,13 @@
 #define BLOCK 60000u
 #define BLOCK_TOKENS 16u
 
+/* Children of this process open clients of their own, with threads: ThreadSanitizer is told to bear it. */
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void)
+{
+	return "die_after_fork=0";
+}
+
 struct fixture {
 	struct host host;
 	char spill[128];
