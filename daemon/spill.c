@@ -128,24 +128,52 @@ static void write_done(struct io_op *op, int64_t res)
 	transfer_end(t, 0, t->place);
 }
 
-int spill_write(struct spill *spill, const struct spill_record *record, const void *data, void *cookie,
-	spill_done_fn done, void *owner)
+/* May a record of this length be written now? Return: 0; -errno as spill_write(). */
+static int write_refused(const struct spill *spill, uint64_t bytes)
 {
-	uint64_t span = spill_span(record->bytes), off;
-	struct spill_spot spot;
-	struct transfer *t;
-	int64_t i, index;
-	bool first;
+	uint64_t segment_bytes = spill->file.super.segment_bytes;
 
-	if (!record->bytes)
+	if (!bytes)
 		return -EINVAL;
-	if (record->bytes > spill->file.super.segment_bytes || span + SPILL_PAGE > spill->file.super.segment_bytes)
+	if (bytes > segment_bytes || spill_span(bytes) + SPILL_PAGE > segment_bytes)
 		return -EFBIG;
 	if (spill->health.state == SPILL_DOWN)
 		return -ENODEV;
 	/* two: closing a segment takes one for its flush */
 	if (spill->n_writes >= spill->max_writes || !spill->free_transfers || !spill->free_transfers->next)
 		return -EAGAIN;
+	return 0;
+}
+
+/* Headers and data as one write.  The segment's own header goes down with its first record. */
+static void write_submit(struct transfer *t, const void *data)
+{
+	struct spill *spill = t->spill;
+	struct spill_spot spot = record_spot(spill, t->segment, &spill->segments[t->segment].records[t->index]);
+	uint64_t head_bytes = t->index == 0 ? 2 * SPILL_PAGE : SPILL_PAGE;
+	uint64_t off = spot.off + SPILL_PAGE - head_bytes;
+
+	if (t->index == 0) {
+		struct spill_spot segment_spot = {.uuid = spot.uuid, .sequence = spot.sequence, .off = off};
+
+		spill_segment_encode(t->head, &segment_spot);
+	}
+	spill_record_encode(t->head + SPILL_PAGE, &spot, &t->record, spill_hash_data(data, t->record.bytes));
+	t->op.iov[0] = (struct iovec){t->head + 2 * SPILL_PAGE - head_bytes, head_bytes};
+	t->op.iov[1] = (struct iovec){(void *)(uintptr_t)data, data_pages(t->record.bytes)};
+	transfer_submit(t, IO_WRITE, off, 2, write_done);
+}
+
+int spill_write(struct spill *spill, const struct spill_record *record, const void *data, void *cookie,
+	spill_done_fn done, void *owner)
+{
+	uint64_t span = spill_span(record->bytes);
+	struct transfer *t;
+	int64_t i, index;
+	int r = write_refused(spill, record->bytes);
+
+	if (r < 0)
+		return r;
 	i = segment_for(spill, span);
 	if (i == -ENOSPC)
 		health_full(spill, ENOSPC);
@@ -158,22 +186,11 @@ int spill_write(struct spill *spill, const struct spill_record *record, const vo
 	t->segment = (uint32_t)i;
 	t->index = (uint32_t)index;
 	t->place = segment_place(spill, t->segment, t->index);
+	t->record = *record;
 	t->cookie = cookie;
-	spot = record_spot(spill, t->segment, &spill->segments[i].records[index]);
-	first = index == 0;
-	off = spot.off - (first ? SPILL_PAGE : 0);
-	if (first) { /* the segment's own header goes down with its first record */
-		struct spill_spot head = {.uuid = spot.uuid, .sequence = spot.sequence, .off = off};
-
-		spill_segment_encode(t->head, &head);
-	}
-	spill_record_encode(t->head + SPILL_PAGE, &spot, record, spill_hash_data(data, record->bytes));
 	spill->segments[i].used += span;
 	spill->segments[i].n_writers++;
-	t->op.iov[0] =
-		first ? (struct iovec){t->head, 2 * SPILL_PAGE} : (struct iovec){t->head + SPILL_PAGE, SPILL_PAGE};
-	t->op.iov[1] = (struct iovec){(void *)(uintptr_t)data, data_pages(record->bytes)};
-	transfer_submit(t, IO_WRITE, off, 2, write_done);
+	write_submit(t, data);
 	return 0;
 }
 
