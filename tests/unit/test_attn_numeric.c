@@ -207,6 +207,45 @@ static void half_of_the_keys_masked_leaves_the_mean_of_the_others(void **state)
 	check(&(struct given){.n = 8, .q0 = 1, .k = k, .v = v, .want = 3, .want_lse = log(4)});
 }
 
+static void a_score_of_minus_infinity_hides_its_value(void **state)
+{
+	static const float k[] = {0, -INFINITY, 0, -INFINITY}, v[] = {2, NAN, 4, INFINITY};
+
+	(void)state;
+	check(&(struct given){.n = 4, .q0 = 1, .k = k, .v = v, .want = 3, .want_lse = log(2)});
+}
+
+/* Blocks of two tokens at positions with gaps, whose places in a tile begin and end anywhere: only what is there counts. */
+static void positions_without_a_key_do_not_count(void **state)
+{
+	static const uint64_t pos[] = {5, 9, 40, 47, 63, 1022, 1024, 2047};
+	const struct kvattn_shape shape = {1, 1, 16, 16, KVATTN_F32, KVATTN_F32, 2};
+	float k[256] = {0}, v[256], q[14 * 16] = {0}, out[14 * 16], lse[14];
+	struct kvattn_opts opts;
+	struct kvattn_seq seq;
+	struct kv kv;
+
+	(void)state;
+	for (int i = 0; i < 256; i++)
+		v[i] = (float)(i / 16);
+	kv_open(&kv, &shape, false, 16);
+	kv_fill(&kv, k, v);
+	kvattn_opts_init(&opts, 1);
+	for (uint32_t n = 1; n <= 16; n++)
+		for (uint32_t n_q = 1; n_q <= 14; n_q += 13) {
+			seq = kv_seq(&kv, q, n_q, out);
+			seq.table.block_pos = pos;
+			seq.table.n_tokens = n;
+			seq.lse = lse;
+			seq.q_end = 3000;
+			assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
+			for (uint32_t i = 0; i < n_q * 16; i++)
+				assert_true(fabs(out[i] - (n - 1) / 2.0) <= 8 * TOLERANCE);
+			assert_true(fabs(lse[n_q - 1] - log(n)) <= 3 * TOLERANCE);
+		}
+	kv_close(&kv);
+}
+
 static void keys_past_the_end_do_not_count(void **state)
 {
 	static const float k[] = {0, 0, 0, NAN, INFINITY, 60000, -60000}, v[] = {1, 2, 3, NAN, -INFINITY, 65504, 65504};
@@ -749,6 +788,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(doubling_weights_form_their_series),
 		cmocka_unit_test(a_row_of_minus_infinities_gives_zeros),
 		cmocka_unit_test(half_of_the_keys_masked_leaves_the_mean_of_the_others),
+		cmocka_unit_test(a_score_of_minus_infinity_hides_its_value),
+		cmocka_unit_test(positions_without_a_key_do_not_count),
 		cmocka_unit_test(keys_past_the_end_do_not_count),
 		cmocka_unit_test(every_head_size_works),
 		cmocka_unit_test(lengths_need_not_be_multiples_of_the_block),
