@@ -74,7 +74,9 @@ static int pool_lock(struct pool *pool, const char *name, char message[256])
 
 		if (fd < 0) {
 			snprintf(message, 256, "cannot open the pool's file %s: %s%s", pool->file_path, strerror(errno),
-				errno == EACCES ? "; it belongs to another user: choose another --name" : "");
+				errno == EACCES	  ? "; it belongs to another user: choose another --name"
+				: errno == ENOENT ? "; there is no " SHM_DIR ": mkdir it and mount a tmpfs there"
+						  : "");
 			return -errno;
 		}
 		if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || st.st_uid != geteuid() || st.st_nlink != 1) {
