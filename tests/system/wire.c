@@ -267,6 +267,8 @@ void host_close(struct host *host)
 	unlink(path);
 	dir = opendir(host->dir);
 	while (dir && (entry = readdir(dir))) {
+		if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, ".."))
+			continue; /* never what stands beside our own directory */
 		snprintf(path, sizeof(path), "%s/%s", host->dir, entry->d_name);
 		if (unlink(path) < 0 && errno == EISDIR) {
 			DIR *sub = opendir(path);
