@@ -414,6 +414,33 @@ static void after_a_kill_of_the_daemon_blocks_pins_and_grants_are_all_still_ther
 	wait_gauges(f, 0, 0, 1, 3000);
 }
 
+static void a_pin_in_a_place_never_pinned_before_a_kill_counts_after_it(void **state)
+{
+	struct fixture *f = *state;
+	struct wire other;
+	struct wire_ns ns;
+	struct wire_pinned pinned;
+
+	connect_client(f);
+	put(&f->ns, 1);
+	for (uint32_t place = 0; place < f->ns.head->max_places; place++)
+		if (atomic_load(&f->ns.slabs[place].number))
+			assert_int_equal(wire_map(&f->ns, place, false), 0);
+	host_kill(&f->host);
+	assert_int_equal(host_start(&f->host, NULL), 0);
+	/* the new daemon knows of the place only by the page it finds; the client has not called in */
+	assert_int_equal(wire_pin(&f->ns, &(struct kvp_key){{wire_key(1).w[0], wire_key(1).w[1]}}, &pinned), 1);
+	assert_int_equal(wire_open(&other, f->host.socket), 0);
+	assert_int_equal(wire_join(&other, &ns, "m", BLOCK), 0);
+	for (uint64_t k = 1000; k < 1200; k++)
+		put(&ns, k); /* more than there is room for */
+	assert_true(wire_right(pinned.data, BLOCK, 1));
+	assert_true(atomic_load(&f->ns.blocks[pinned.slot].word) == pinned.word);
+	wire_unpin(&f->ns, &pinned);
+	wire_leave(&ns);
+	wire_close(&other);
+}
+
 static void a_client_that_died_while_there_was_no_daemon_leaves_nothing_either(void **state)
 {
 	struct fixture *f = *state;
@@ -957,6 +984,7 @@ int main(int argc, char **argv)
 		WITH_DAEMON(a_client_whose_lock_is_free_for_long_is_gone_though_its_socket_is_open),
 		WITH_DAEMON(bye_ends_the_session_at_once_though_its_process_lives),
 		WITH_DAEMON(after_a_kill_of_the_daemon_blocks_pins_and_grants_are_all_still_there),
+		WITH_DAEMON(a_pin_in_a_place_never_pinned_before_a_kill_counts_after_it),
 		WITH_DAEMON(a_client_that_died_while_there_was_no_daemon_leaves_nothing_either),
 		WITH_DAEMON(twenty_kills_under_load_leave_right_bytes_and_sums),
 		WITH_DAEMON(a_second_daemon_of_the_same_pool_is_refused_and_the_first_does_not_notice),
