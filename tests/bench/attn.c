@@ -1,5 +1,5 @@
 /*
- * bench_attn.c - how fast libkvattn decodes and prefills, beside plain reads of the same bytes
+ * attn.c - how fast libkvattn decodes and prefills, beside plain reads of the same bytes
  *
  * Usage: kvbench-attn [tokens] [repetitions]	defaults: 32768 7
  *
