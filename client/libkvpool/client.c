@@ -122,6 +122,17 @@ static void wait_for_try(struct kvp_client *client)
 	pthread_mutex_unlock(&client->lock);
 }
 
+/* Not attached: why not, in this thread's error text. Return: @r. */
+static int detached(struct kvp_client *client, int r)
+{
+	pthread_mutex_lock(&client->lock);
+	if (!client->online)
+		fail(r, "not attached to a daemon at %s: %s", client->socket,
+			client->attach_text[0] ? client->attach_text : "it has not answered yet");
+	pthread_mutex_unlock(&client->lock);
+	return r;
+}
+
 int kvp_open(const struct kvp_open_opts *opts, struct kvp_client **out)
 {
 	struct kvp_client *client;
@@ -153,7 +164,7 @@ int kvp_open(const struct kvp_open_opts *opts, struct kvp_client **out)
 		wait_for_try(client);
 	}
 	*out = client;
-	return 0;
+	return detached(client, 0);
 }
 
 /* ---- close ---- */
@@ -264,7 +275,7 @@ int kvp_ping(struct kvp_client *client, uint64_t deadline_ns)
 		return r;
 	s = atomic_load(&client->session);
 	if (!s)
-		return fail(-KVP_EDETACHED, "no daemon at %s", client->socket);
+		return detached(client, -KVP_EDETACHED);
 	request = request_new(client, s, KVP_MSG_PING, 0);
 	if (!request)
 		return fail(-KVP_ENOMEM, "out of memory");

@@ -672,7 +672,6 @@ static void acquire_count(const struct acquire *a)
 
 	if (!part)
 		return;
-	part_add(part, COUNT_LOOKUPS, a->n);
 	if (a->hits[0]) {
 		part_add(part, COUNT_HITS_RAM, a->hits[0]);
 		part_add(part, COUNT_TOKENS_RAM, a->tokens[0]);
@@ -740,7 +739,6 @@ static HOT bool acquire_one(struct kvp_ns *ns, struct ns_map *map, const struct 
 		return false;
 	part = part_get(ns->client);
 	if (part) {
-		part_add(part, COUNT_LOOKUPS, 1);
 		part_add(part, COUNT_HITS_RAM, 1);
 		part_add(part, COUNT_TOKENS_RAM, spot.used_tokens);
 	}

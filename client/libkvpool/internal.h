@@ -164,7 +164,7 @@ static inline struct kvp_pin *session_pin(const struct session *s, uint32_t plac
 /* ---- client ---- */
 
 enum count { /* the first ones as in struct kvp_client_counts */
-	COUNT_LOOKUPS,
+	COUNT_LOOKUPS, /* hits and misses: added up by count_sum() */
 	COUNT_HITS_RAM,
 	COUNT_HITS_SPILL,
 	COUNT_MISSES,
@@ -183,7 +183,6 @@ struct request;
 struct kvp_client {
 	struct kvp_client *registry_next;
 	struct part *parts; /* registry lock */
-	uint64_t serial;
 	char socket[KVP_SOCKET_MAX];
 	char comm[32];
 	uint32_t flags;
@@ -259,8 +258,7 @@ const char *self_error(void);
 struct part {
 	struct part *thread_next;
 	struct part *client_next;
-	struct kvp_client *client; /* NULL: closed */
-	uint64_t client_serial;
+	_Atomic(struct kvp_client *) client; /* NULL: closed */
 	_Atomic uint64_t counts[N_COUNTS];
 };
 
@@ -278,8 +276,14 @@ static inline struct self *self_get(void)
 	return self_mine ? self_mine : self_make();
 }
 
+struct part *part_find(struct kvp_client *client);
 /** part_get() - this thread's counts; NULL: out of memory */
-struct part *part_get(struct kvp_client *client);
+static inline struct part *part_get(struct kvp_client *client)
+{
+	struct part *part = self_mine ? self_mine->parts : NULL;
+
+	return part && atomic_load_explicit(&part->client, memory_order_relaxed) == client ? part : part_find(client);
+}
 static inline void part_add(struct part *part, enum count which, uint64_t n)
 {
 	atomic_store_explicit(&part->counts[which],

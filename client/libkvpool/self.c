@@ -21,7 +21,6 @@ static bool self_key_made;
 __thread struct self *self_mine __attribute__((tls_model("initial-exec")));
 _Atomic bool process_forked;
 static struct kvp_client *clients;
-static uint64_t next_serial = 1;
 
 _Atomic(struct hold *) hold_chunks[CHUNKS_MAX];
 static uint32_t n_holds; /* ever made */
@@ -52,13 +51,14 @@ static void self_end(void *arg)
 	pthread_mutex_lock(&lock);
 	while (self->parts) {
 		struct part *part = self->parts;
+		struct kvp_client *client = part->client;
 
 		self->parts = part->thread_next;
-		if (part->client) {
-			struct part **at = &part->client->parts;
+		if (client) {
+			struct part **at = &client->parts;
 
 			for (unsigned i = 0; i < N_COUNTS; i++)
-				atomic_fetch_add(&part->client->gone_counts[i], atomic_load(&part->counts[i]));
+				atomic_fetch_add(&client->gone_counts[i], atomic_load(&part->counts[i]));
 			while (*at != part)
 				at = &(*at)->client_next;
 			*at = part->client_next;
@@ -132,7 +132,6 @@ static struct part *part_new(struct self *self, struct kvp_client *client)
 		free(old);
 	}
 	part->client = client;
-	part->client_serial = client->serial;
 	part->client_next = client->parts;
 	client->parts = part;
 	part->thread_next = self->parts;
@@ -141,12 +140,12 @@ static struct part *part_new(struct self *self, struct kvp_client *client)
 	return part;
 }
 
-struct part *part_get(struct kvp_client *client)
+struct part *part_find(struct kvp_client *client)
 {
 	struct self *self = self_get();
 	struct part *part = self ? self->parts : NULL;
 
-	while (part && part->client_serial != client->serial)
+	while (part && atomic_load_explicit(&part->client, memory_order_relaxed) != client)
 		part = part->thread_next;
 	return part || !self ? part : part_new(self, client);
 }
@@ -169,6 +168,7 @@ void count_sum(struct kvp_client *client, uint64_t sums[N_COUNTS])
 		for (const struct part *part = client->parts; part; part = part->client_next)
 			sums[i] += atomic_load_explicit(&part->counts[i], memory_order_relaxed);
 	}
+	sums[COUNT_LOOKUPS] = sums[COUNT_HITS_RAM] + sums[COUNT_HITS_SPILL] + sums[COUNT_MISSES];
 	pthread_mutex_unlock(&lock);
 }
 
@@ -209,7 +209,6 @@ int registry_add(struct kvp_client *client)
 {
 	pthread_once(&once, process_start);
 	pthread_mutex_lock(&lock);
-	client->serial = next_serial++;
 	client->registry_next = clients;
 	clients = client;
 	pthread_mutex_unlock(&lock);
