@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kvpool-test: timeout=120
+# kvpool-test: static timeout=120
 # The README's first program compiles as a user would compile it, and does what the README says, with a daemon and without.
 set -euo pipefail
 top=$(cd "$(dirname "$0")/../.." && pwd)
