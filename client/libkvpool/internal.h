@@ -38,6 +38,7 @@
 #define PUBLISH_MS \
 	5000 /* longest wait of kvp_publish(): a copied publish may wait for room, a restart takes its time */
 #define STOCK_BLOCKS 8
+#define TRY_MS 100 /* deadline 0: longest wait for a daemon that does not answer */
 #define STOCK_IDLE_MS 1000 /* a stock nobody took from goes back */
 #define SLOT_NONE UINT64_MAX
 
@@ -524,6 +525,13 @@ enum found {
 	FOUND_UNMAPPED, /* there, but its slab is not mapped: spot->map and spot->slot tell */
 	FOUND_PINNED,
 };
+enum lookup {
+	LOOKUP_PIN,
+	LOOKUP_LOOK, /* is it there? nothing is written */
+	LOOKUP_TOUCH, /* and counts as a use */
+};
+/** find_look() - is the key in @map or its base just now? */
+bool find_look(struct ns_map *map, const struct kvp_key *key, enum lookup how);
 /** find_pin() - look a key up in @map and its base, pin it */
 enum found find_pin(struct ns_map *map, const struct kvp_key *key, struct spot *spot);
 /** find_pin_slot() - pin one slot if it holds @key */
@@ -539,13 +547,20 @@ bool view_fill(struct kvp_view *view, struct kvp_ns *ns, const struct spot *spot
 /** rows_copy() - the first @n_tokens tokens of a block. Return: bytes copied. */
 uint64_t rows_copy(const struct kvp_ns *ns, void *to, const void *from, uint32_t n_tokens, uint64_t used_bytes);
 
+/* ---- match.c ---- */
+
+/** lookup_tell() - missed keys, so that the daemon counts them by reason; nobody waits */
+void lookup_tell(struct ns_map *map, const struct kvp_key *keys, uint32_t n);
+struct request *restore_request(
+	struct ns_map *map, const struct kvp_key *keys, uint32_t n, uint32_t flags, uint64_t deadline_ns);
+
 /* ---- private.c ---- */
 
 void *private_take(struct kvp_ns *ns);
 void private_put(struct kvp_ns *ns, void *data);
 void private_close(struct kvp_ns *ns, bool in_child);
 
-/* ---- write.c ---- */
+/* ---- grant.c, stage.c, write.c ---- */
 
 /* A writable block. */
 struct room {
@@ -564,7 +579,14 @@ void room_put_back(const struct room *room);
 struct room room_of(const struct hold *hold);
 /** stage_move() - a block of a staging area the daemon no longer knows, to the present one. Return: false: it cannot be published. */
 bool stage_move(struct kvp_client *client, struct room *room, uint64_t used_bytes);
+void stage_put(struct stage *stage, uint64_t slot);
+uint32_t stage_rooms(struct ns_map *map, uint32_t n, uint64_t deadline_ns, struct room *rooms);
+/** stock_trim() - after putting back many */
 void stock_trim(struct ns_map *map);
+/** grant_rooms() - Return: grants given, from the stock and by asking until the deadline */
+uint32_t grant_rooms(struct ns_map *map, uint32_t n, uint64_t deadline_ns, struct room *rooms);
+/** grant_put_back() - a handed-out one that was not published */
+void grant_put_back(struct ns_map *map, uint64_t slot, uint64_t generation);
 void stock_refill(struct ns_map *map);
 /** stock_keep() - keeper: refill, or give back what nobody uses */
 void stock_keep(struct ns_map *map);

@@ -1,0 +1,413 @@
+/*
+ * grant.c - grants: blocks of the pool this session may store into, and the stock of them
+ *
+ * A grant is ours from the daemon's answer to RESERVE until it is published or given back; map->rw[place]->grants says
+ * which.  One that is handed out is pinned from then on, so a publish never has a moment without the writer's pin, and
+ * session_sweep() sees what is in use.  Grants in the stock are not pinned.
+ *
+ * At most KVP_WIRE_BATCH_MAX grants a namespace: a resumed session lists them all in one message.
+ */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define GRANTS_MAX KVP_WIRE_BATCH_MAX
+#define REFILL_PAUSE_MS 2000
+
+/* ---- grants ---- */
+
+static uint64_t *grant_at(const struct ns_map *map, uint64_t slot)
+{
+	uint32_t place = slot_place(map, slot);
+	struct slab_map *rw = slot < map->n_slots ? map->rw[place] : NULL;
+
+	return rw ? &rw->grants[slot % map->slots_per_slab] : NULL;
+}
+
+char *grant_data(const struct ns_map *map, uint64_t slot, uint64_t generation)
+{
+	const uint64_t *grant = grant_at(map, slot);
+	const struct slab_map *rw;
+
+	if (!grant || *grant != generation + 1)
+		return NULL;
+	rw = map->rw[slot_place(map, slot)];
+	return rw->base + slot % map->slots_per_slab * map->block_stride;
+}
+
+/* Under map->lock. */
+static bool stock_push(struct ns_map *map, struct grant grant)
+{
+	if (map->n_stock == map->stock_room) {
+		uint32_t room = map->stock_room ? 2 * map->stock_room : 64;
+		struct grant *more = realloc(map->stock, room * sizeof(*more));
+
+		if (!more)
+			return false;
+		map->stock = more;
+		map->stock_room = room;
+	}
+	map->stock[map->n_stock++] = grant;
+	return true;
+}
+
+/* Under map->lock: it is no longer ours. */
+static void grant_clear(struct ns_map *map, uint64_t slot)
+{
+	uint64_t *grant = grant_at(map, slot);
+
+	if (grant && *grant) {
+		*grant = 0;
+		map->n_grants--;
+	}
+}
+
+void grant_forget(struct ns_map *map, uint64_t slot, uint64_t generation)
+{
+	pthread_mutex_lock(&map->lock);
+	if (grant_data(map, slot, generation))
+		grant_clear(map, slot);
+	pthread_mutex_unlock(&map->lock);
+}
+
+static int grants_abandon(struct ns_map *map, const struct grant *grants, uint32_t n)
+{
+	struct kvp_wire_batch head = {.ns_id = map->ns_id, .n = n};
+
+	_Static_assert(sizeof(struct grant) == sizeof(struct kvp_wire_grant), "sent as they are");
+	return client_tell(map->session, KVP_MSG_ABANDON, &head, sizeof(head), grants, n * sizeof(*grants));
+}
+
+/* Take the last @n of the stock away from it and give them back. Under map->lock; a full socket leaves them there. */
+static void stock_abandon(struct ns_map *map, uint32_t n)
+{
+	struct grant *grants = map->stock + map->n_stock - n;
+
+	int r = n ? grants_abandon(map, grants, n) : -EAGAIN;
+
+	if (r < 0 && r != -KVP_EGONE)
+		return; /* not told: they stay ours, and in the list of a resumed session */
+	for (uint32_t i = 0; i < n; i++)
+		grant_clear(map, grants[i].slot);
+	map->n_stock -= n;
+}
+
+void stock_drop(struct ns_map *map)
+{
+	pthread_mutex_lock(&map->lock);
+	for (uint32_t i = 0; i < map->n_stock; i++)
+		grant_clear(map, map->stock[i].slot);
+	map->n_stock = map->n_back = 0;
+	pthread_mutex_unlock(&map->lock);
+	stages_forget(map);
+}
+
+int grants_list(struct ns_map *map)
+{
+	struct session *s = map->session;
+	struct request *request;
+	struct kvp_wire_batch head = {.ns_id = map->ns_id};
+	struct kvp_wire_grant *list;
+	int r;
+
+	request = request_new(s->client, s, KVP_MSG_GRANTS, sizeof(head) + GRANTS_MAX * sizeof(*list));
+	if (!request)
+		return fail(-KVP_ENOMEM, "out of memory");
+	list = (struct kvp_wire_grant *)(void *)((char *)request_body(request) + sizeof(head));
+	pthread_mutex_lock(&map->lock);
+	map->connection =
+		s->client->connection; /* grants of answers still on their way to the table are not in the list */
+	for (uint32_t place = 0; place < map->max_places; place++)
+		for (uint32_t i = 0; map->rw[place] && i < map->slots_per_slab; i++)
+			if (map->rw[place]->grants[i] && head.n < GRANTS_MAX)
+				list[head.n++] =
+					(struct kvp_wire_grant){.slot = (uint64_t)place * map->slots_per_slab + i,
+						.generation = map->rw[place]->grants[i] - 1};
+	pthread_mutex_unlock(&map->lock);
+	if (map->flags & KVP_NS_READONLY) {
+		request_free(request);
+		return 0;
+	}
+	memcpy(request_body(request), &head, sizeof(head));
+	request->packet_bytes = sizeof(struct kvp_msg) + sizeof(head) + head.n * sizeof(*list);
+	r = wire_raw(request);
+	if (r == 0)
+		r = request_wait(&request, after_ms(ANSWER_MS));
+	request_free(request);
+	return r;
+}
+
+/* ---- grants that come in ---- */
+
+static uint32_t places_of(const struct ns_map *map, const struct kvp_wire_grant *grants, uint32_t n, bool writable,
+	uint32_t places[KVP_WIRE_FDS_MAX])
+{
+	uint32_t n_places = 0;
+
+	for (uint32_t i = 0; i < n && n_places < KVP_WIRE_FDS_MAX; i++) {
+		uint32_t place = slot_place(map, grants[i].slot), at = 0;
+		const struct slab_map *slab;
+		uint64_t number;
+
+		if (grants[i].slot >= map->n_slots)
+			continue;
+		number = atomic_load_explicit(&map->slabs[place].number, memory_order_acquire);
+		slab = writable ? map->rw[place] : atomic_load_explicit(&map->ro[place], memory_order_acquire);
+		while (at < n_places && places[at] != place)
+			at++;
+		if (at == n_places && (!slab || slab->number != number))
+			places[n_places++] = place;
+	}
+	return n_places;
+}
+
+/* A grant is usable once its slab is mapped both ways: rw to store, ro to pin and to go on reading after publish. */
+static void grants_map(struct ns_map *map, const struct kvp_wire_grant *grants, uint32_t n)
+{
+	for (int writable = 0; writable <= 1; writable++) {
+		uint32_t places[KVP_WIRE_FDS_MAX], n_places;
+
+		for (unsigned round = 0; round < KVP_WIRE_BATCH_MAX / KVP_WIRE_FDS_MAX; round++) {
+			pthread_mutex_lock(&map->lock);
+			n_places = places_of(map, grants, n, writable, places);
+			pthread_mutex_unlock(&map->lock);
+			if (!n_places || map_places(map, places, n_places, writable, after_ms(ANSWER_MS)) <= 0)
+				break;
+		}
+	}
+}
+
+/* Put new grants into the stock; those that cannot be used go back. Those of a connection that has ended meanwhile were
+ * not in the list of what we have: the daemon has taken them back. */
+static void grants_take(struct ns_map *map, uint64_t connection, const struct kvp_wire_grant *grants, uint32_t n)
+{
+	struct grant back[64];
+	uint32_t n_back = 0;
+
+	grants_map(map, grants, n);
+	pthread_mutex_lock(&map->lock);
+	for (uint32_t i = 0; i < n && connection == map->connection; i++) {
+		struct grant grant = {grants[i].slot, grants[i].generation};
+		uint32_t place = slot_place(map, grant.slot);
+		const struct slab_map *ro =
+			grant.slot < map->n_slots ? atomic_load_explicit(&map->ro[place], memory_order_relaxed) : NULL;
+		uint64_t *at = ro ? grant_at(map, grant.slot) : NULL;
+
+		if (at && map->rw[place]->number == ro->number && !*at && map->n_grants < GRANTS_MAX &&
+			stock_push(map, grant)) {
+			*at = grant.generation + 1;
+			map->n_grants++;
+			continue;
+		}
+		back[n_back++] = grant;
+		if (n_back == sizeof(back) / sizeof(back[0]) || i + 1 == n) {
+			grants_abandon(map, back, n_back);
+			n_back = 0;
+		}
+	}
+	if (n_back)
+		grants_abandon(map, back, n_back);
+	pthread_mutex_unlock(&map->lock);
+}
+
+static struct request *reserve_request(struct ns_map *map, uint32_t n, uint64_t deadline_ns)
+{
+	struct session *s = map->session;
+	struct request *request = request_new(s->client, s, KVP_MSG_RESERVE, sizeof(struct kvp_wire_reserve));
+	struct kvp_wire_reserve *reserve;
+
+	if (!request)
+		return NULL;
+	reserve = request_body(request);
+	*reserve =
+		(struct kvp_wire_reserve){.ns_id = map->ns_id, .n = n, .node = UINT32_MAX, .deadline_ns = deadline_ns};
+	request->owner = map;
+	return request;
+}
+
+static uint32_t reserve_take(struct ns_map *map, const struct request *request)
+{
+	const struct kvp_wire_reserve *asked = request_body(request);
+	uint32_t n = (uint32_t)(request->body_bytes / sizeof(struct kvp_wire_grant));
+
+	if (n < asked->n) { /* room is scarce: what becomes free is for who needs it, and asking keeps the daemon busy */
+		pthread_mutex_lock(&map->lock);
+		map->refill_after_ns = after_ms(REFILL_PAUSE_MS);
+		pthread_mutex_unlock(&map->lock);
+	}
+	if (n)
+		grants_take(map, request->connection, (const struct kvp_wire_grant *)(const void *)request->body, n);
+	return n;
+}
+
+/* Grants that nobody waits for (any more): the keeper maps their slabs outside of receiving. */
+static void reserve_done(struct request *request)
+{
+	struct ns_map *map = request->owner;
+
+	pthread_mutex_lock(&map->lock);
+	if (request->status == 0) {
+		request->next = map->arrived;
+		map->arrived = request;
+		request = NULL;
+	}
+	map->refilling = false;
+	if (request && request->status != -KVP_EDETACHED) /* refused: it will be again */
+		map->refill_after_ns = after_ms(REFILL_PAUSE_MS);
+	pthread_mutex_unlock(&map->lock);
+	request_free(request);
+}
+
+/* A round trip. Return: grants that came; < 0. */
+static int reserve_ask(struct ns_map *map, uint32_t n, uint64_t deadline_ns)
+{
+	struct request *request = reserve_request(map, n, deadline_ns);
+	uint64_t until = deadline_ns ? deadline_ns + 50 * MS : after_ms(TRY_MS);
+	int r;
+
+	if (!request)
+		return fail(-KVP_ENOMEM, "out of memory");
+	request->late = reserve_done;
+	r = request_call(&request, until);
+	if (r == 0)
+		r = (int)reserve_take(map, request);
+	request_free(request);
+	return r;
+}
+
+/* ---- the stock ---- */
+
+void stock_refill(struct ns_map *map)
+{
+	struct request *request;
+	uint32_t want;
+
+	pthread_mutex_lock(&map->lock);
+	want = map->n_stock * 2 <= map->stock_target && !map->refilling && now_ns() >= map->refill_after_ns
+		       ? map->stock_target - map->n_stock
+		       : 0;
+	map->refilling = map->refilling || want;
+	pthread_mutex_unlock(&map->lock);
+	if (!want)
+		return;
+	request = reserve_request(map, want, 0);
+	if (request) {
+		request->done = reserve_done;
+		if (request_send(request) == 0)
+			return;
+	}
+	pthread_mutex_lock(&map->lock);
+	map->refilling = false;
+	pthread_mutex_unlock(&map->lock);
+	request_free(request);
+}
+
+/* What was put back is at the end of the stock: in one message, not one for each block. Under map->lock. */
+static void stock_give_back(struct ns_map *map)
+{
+	stock_abandon(map, map->n_back < map->n_stock ? map->n_back : map->n_stock);
+	map->n_back = 0;
+}
+
+void stock_keep(struct ns_map *map)
+{
+	struct request *request;
+	bool idle;
+
+	for (;;) {
+		pthread_mutex_lock(&map->lock);
+		request = map->arrived;
+		if (request)
+			map->arrived = request->next;
+		pthread_mutex_unlock(&map->lock);
+		if (!request)
+			break;
+		if (!map->session->gone)
+			reserve_take(map, request);
+		request_free(request);
+	}
+	pthread_mutex_lock(&map->lock);
+	stock_give_back(map);
+	idle = now_ns() - map->taken_ns > STOCK_IDLE_MS * MS;
+	if (idle)
+		stock_abandon(map, map->n_stock);
+	else if (map->n_stock > map->stock_target)
+		stock_abandon(map, map->n_stock - map->stock_target);
+	pthread_mutex_unlock(&map->lock);
+	if (!idle)
+		stock_refill(map);
+}
+
+/* ---- taking and putting back ---- */
+
+static uint32_t stock_take(struct ns_map *map, uint32_t n, struct room *rooms)
+{
+	uint32_t got = 0;
+	bool low;
+
+	pthread_mutex_lock(&map->lock);
+	while (got < n && map->n_stock) {
+		struct grant grant = map->stock[--map->n_stock];
+
+		map->n_back -= map->n_back > 0;
+		spot_pin_again(map, grant.slot);
+		rooms[got++] = (struct room){.kind = HOLD_GRANT,
+			.owner = map,
+			.slot = grant.slot,
+			.generation = grant.generation,
+			.data = grant_data(map, grant.slot, grant.generation)};
+	}
+	low = map->n_stock * 2 <= map->stock_target && map->stock_target && !map->refilling;
+	map->taken_ns = now_ns();
+	pthread_mutex_unlock(&map->lock);
+	if (low)
+		client_wake(map->session->client);
+	return got;
+}
+
+/* From the stock, then by asking: an answer may hold fewer than were asked for, so until the deadline. */
+uint32_t grant_rooms(struct ns_map *map, uint32_t n, uint64_t deadline_ns, struct room *rooms)
+{
+	uint32_t got = stock_take(map, n, rooms);
+
+	while (got < n) {
+		uint32_t ask = n - got < KVP_WIRE_BATCH_MAX ? n - got : KVP_WIRE_BATCH_MAX, more;
+
+		pthread_mutex_lock(&map->lock);
+		if (ask > GRANTS_MAX - map->n_grants)
+			ask = GRANTS_MAX - map->n_grants;
+		pthread_mutex_unlock(&map->lock);
+		if (!ask || (deadline_ns && deadline_ns <= now_ns()) || reserve_ask(map, ask, deadline_ns) <= 0)
+			break;
+		more = stock_take(map, n - got, rooms + got);
+		got += more;
+		if (!more)
+			break;
+	}
+	return got;
+}
+
+void stock_trim(struct ns_map *map)
+{
+	pthread_mutex_lock(&map->lock);
+	stock_give_back(map);
+	pthread_mutex_unlock(&map->lock);
+}
+
+/* Others may be waiting for it, so it goes back to the daemon: by stock_trim() of whoever puts back many, or the keeper. */
+void grant_put_back(struct ns_map *map, uint64_t slot, uint64_t generation)
+{
+	struct grant grant = {slot, generation};
+	bool first = false;
+
+	spot_unpin(map, slot, generation);
+	pthread_mutex_lock(&map->lock);
+	if (grant_data(map, slot, generation) && !map->session->gone && !map->lost && stock_push(map, grant))
+		first = map->n_back++ == 0;
+	else
+		grant_clear(map, slot);
+	pthread_mutex_unlock(&map->lock);
+	if (first)
+		client_wake(map->session->client);
+}
