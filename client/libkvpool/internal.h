@@ -80,7 +80,8 @@ struct stage {
 	uint64_t n_blocks;
 	uint64_t n_free;
 	uint8_t *used; /* by block */
-	bool current; /* the daemon knows it */
+	_Atomic bool
+		current; /* the daemon knows it; also read without the lock: who is late has its publish sent again */
 	uint64_t connection; /* on which that is so: another daemon would take its blocks for those of a new one */
 	bool retired;
 };
