@@ -157,6 +157,11 @@ static void two_engines_that_compute_the_same_end_with_one_copy(void **state)
 	done_with(&b);
 }
 
+static bool attached(void *arg)
+{
+	return kvp_ping(arg, kvp_deadline_ms(100)) == 0;
+}
+
 static void an_engine_does_not_notice_that_the_daemon_is_killed(void **state)
 {
 	struct host *host = *state;
@@ -179,6 +184,7 @@ static void an_engine_does_not_notice_that_the_daemon_is_killed(void **state)
 	}
 	wait_published(&m, 125);
 	check_table(&a, &m);
+	assert_true(wire_until(attached, b.client, 5000));
 	assert_int_equal(match(&other, tokens, 501), 500);
 	check_table(&b, &other);
 	assert_int_equal(kvp_seq_close(m.seq), 0);
