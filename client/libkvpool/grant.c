@@ -178,37 +178,67 @@ static void grants_map(struct ns_map *map, const struct kvp_wire_grant *grants, 
 	}
 }
 
-/* Put new grants into the stock; those that cannot be used go back. Those of a connection that has ended meanwhile were
- * not in the list of what we have: the daemon has taken them back. */
-static void grants_take(struct ns_map *map, uint64_t connection, const struct kvp_wire_grant *grants, uint32_t n)
+/* It is ours from now on, if its slab is mapped both ways. Under map->lock. */
+static bool grant_accept(struct ns_map *map, struct grant grant)
+{
+	uint32_t place = slot_place(map, grant.slot);
+	const struct slab_map *ro =
+		grant.slot < map->n_slots ? atomic_load_explicit(&map->ro[place], memory_order_relaxed) : NULL;
+	uint64_t *at = ro ? grant_at(map, grant.slot) : NULL;
+
+	if (!at || map->rw[place]->number != ro->number || *at || map->n_grants >= GRANTS_MAX)
+		return false;
+	*at = grant.generation + 1;
+	map->n_grants++;
+	return true;
+}
+
+/* Under map->lock. */
+static void grant_hand_out(struct ns_map *map, struct grant grant, struct room *room)
+{
+	spot_pin_again(map, grant.slot);
+	*room = (struct room){.kind = HOLD_GRANT,
+		.owner = map,
+		.slot = grant.slot,
+		.generation = grant.generation,
+		.data = grant_data(map, grant.slot, grant.generation)};
+}
+
+/* Hand new grants out to @rooms, what is more into the stock: under one lock, so that nobody gives back in between what
+ * somebody waits for. Those that cannot be used go back; those of a connection that has ended meanwhile were not in the
+ * list of what we have: the daemon has taken them back. Return: how many of @rooms are filled. */
+static uint32_t grants_take(struct ns_map *map, uint64_t connection, const struct kvp_wire_grant *grants, uint32_t n,
+	struct room *rooms, uint32_t n_rooms)
 {
 	struct grant back[64];
-	uint32_t n_back = 0;
+	uint32_t n_back = 0, got = 0;
 
 	grants_map(map, grants, n);
 	pthread_mutex_lock(&map->lock);
 	for (uint32_t i = 0; i < n && connection == map->connection; i++) {
 		struct grant grant = {grants[i].slot, grants[i].generation};
-		uint32_t place = slot_place(map, grant.slot);
-		const struct slab_map *ro =
-			grant.slot < map->n_slots ? atomic_load_explicit(&map->ro[place], memory_order_relaxed) : NULL;
-		uint64_t *at = ro ? grant_at(map, grant.slot) : NULL;
 
-		if (at && map->rw[place]->number == ro->number && !*at && map->n_grants < GRANTS_MAX &&
-			stock_push(map, grant)) {
-			*at = grant.generation + 1;
-			map->n_grants++;
-			continue;
+		if (grant_accept(map, grant)) {
+			if (got < n_rooms) {
+				grant_hand_out(map, grant, &rooms[got++]);
+			} else if (!stock_push(map, grant)) {
+				grant_clear(map, grant.slot);
+				back[n_back++] = grant;
+			}
+		} else {
+			back[n_back++] = grant;
 		}
-		back[n_back++] = grant;
-		if (n_back == sizeof(back) / sizeof(back[0]) || i + 1 == n) {
+		if (n_back == sizeof(back) / sizeof(back[0])) {
 			grants_abandon(map, back, n_back);
 			n_back = 0;
 		}
 	}
 	if (n_back)
 		grants_abandon(map, back, n_back);
+	if (got)
+		map->taken_ns = now_ns();
 	pthread_mutex_unlock(&map->lock);
+	return got;
 }
 
 static struct request *reserve_request(struct ns_map *map, uint32_t n, uint64_t deadline_ns)
@@ -226,19 +256,26 @@ static struct request *reserve_request(struct ns_map *map, uint32_t n, uint64_t 
 	return request;
 }
 
-static uint32_t reserve_take(struct ns_map *map, const struct request *request)
+/* Return: how many of @rooms are filled; < 0: the daemon granted none, or none of them can be used. */
+static int reserve_take(struct ns_map *map, const struct request *request, struct room *rooms, uint32_t n_rooms)
 {
 	const struct kvp_wire_reserve *asked = request_body(request);
-	uint32_t n = (uint32_t)(request->body_bytes / sizeof(struct kvp_wire_grant));
+	uint32_t n = (uint32_t)(request->body_bytes / sizeof(struct kvp_wire_grant)), got;
+	bool again;
 
 	if (n < asked->n) { /* room is scarce: what becomes free is for who needs it, and asking keeps the daemon busy */
 		pthread_mutex_lock(&map->lock);
 		map->refill_after_ns = after_ms(REFILL_PAUSE_MS);
 		pthread_mutex_unlock(&map->lock);
 	}
-	if (n)
-		grants_take(map, request->connection, (const struct kvp_wire_grant *)(const void *)request->body, n);
-	return n;
+	if (!n)
+		return -ENOSPC;
+	got = grants_take(map, request->connection, (const struct kvp_wire_grant *)(const void *)request->body, n,
+		rooms, n_rooms);
+	pthread_mutex_lock(&map->lock);
+	again = got || request->connection != map->connection;
+	pthread_mutex_unlock(&map->lock);
+	return again ? (int)got : -ENOSPC;
 }
 
 /* Grants that nobody waits for (any more): the keeper maps their slabs outside of receiving. */
@@ -259,8 +296,8 @@ static void reserve_done(struct request *request)
 	request_free(request);
 }
 
-/* A round trip. Return: grants that came; < 0. */
-static int reserve_ask(struct ns_map *map, uint32_t n, uint64_t deadline_ns)
+/* A round trip. Return: how many of @rooms are filled, 0 asks for another try; < 0. */
+static int reserve_ask(struct ns_map *map, uint32_t n, uint64_t deadline_ns, struct room *rooms)
 {
 	struct request *request = reserve_request(map, n, deadline_ns);
 	uint64_t until = deadline_ns ? deadline_ns + 50 * MS : after_ms(TRY_MS);
@@ -271,7 +308,7 @@ static int reserve_ask(struct ns_map *map, uint32_t n, uint64_t deadline_ns)
 	request->late = reserve_done;
 	r = request_call(&request, until);
 	if (r == 0)
-		r = (int)reserve_take(map, request);
+		r = reserve_take(map, request, rooms, n);
 	request_free(request);
 	return r;
 }
@@ -324,7 +361,7 @@ void stock_keep(struct ns_map *map)
 		if (!request)
 			break;
 		if (!map->session->gone)
-			reserve_take(map, request);
+			reserve_take(map, request, NULL, 0);
 		request_free(request);
 	}
 	pthread_mutex_lock(&map->lock);
@@ -348,15 +385,8 @@ static uint32_t stock_take(struct ns_map *map, uint32_t n, struct room *rooms)
 
 	pthread_mutex_lock(&map->lock);
 	while (got < n && map->n_stock) {
-		struct grant grant = map->stock[--map->n_stock];
-
 		map->n_back -= map->n_back > 0;
-		spot_pin_again(map, grant.slot);
-		rooms[got++] = (struct room){.kind = HOLD_GRANT,
-			.owner = map,
-			.slot = grant.slot,
-			.generation = grant.generation,
-			.data = grant_data(map, grant.slot, grant.generation)};
+		grant_hand_out(map, map->stock[--map->n_stock], &rooms[got++]);
 	}
 	low = map->n_stock * 2 <= map->stock_target && map->stock_target && !map->refilling;
 	map->taken_ns = now_ns();
@@ -372,18 +402,19 @@ uint32_t grant_rooms(struct ns_map *map, uint32_t n, uint64_t deadline_ns, struc
 	uint32_t got = stock_take(map, n, rooms);
 
 	while (got < n) {
-		uint32_t ask = n - got < KVP_WIRE_BATCH_MAX ? n - got : KVP_WIRE_BATCH_MAX, more;
+		uint32_t ask = n - got < KVP_WIRE_BATCH_MAX ? n - got : KVP_WIRE_BATCH_MAX;
+		int more;
 
 		pthread_mutex_lock(&map->lock);
 		if (ask > GRANTS_MAX - map->n_grants)
 			ask = GRANTS_MAX - map->n_grants;
 		pthread_mutex_unlock(&map->lock);
-		if (!ask || (deadline_ns && deadline_ns <= now_ns()) || reserve_ask(map, ask, deadline_ns) <= 0)
+		if (!ask || (deadline_ns && deadline_ns <= now_ns()))
 			break;
-		more = stock_take(map, n - got, rooms + got);
-		got += more;
-		if (!more)
+		more = reserve_ask(map, ask, deadline_ns, rooms + got);
+		if (more < 0)
 			break;
+		got += (uint32_t)more;
 	}
 	return got;
 }

@@ -175,12 +175,16 @@ int trial_put(struct kvp_ns *ns, const struct kvp_key *key, const struct kvp_key
 	struct kvp_publish_item item = {.key = *key, .block = &block, .used_tokens = TRIAL_TOKENS, .used_bytes = bytes};
 	uint8_t result = 0;
 
-	if (kvp_reserve(ns, 1, 0, kvp_deadline_ms(10000), &block) != 1)
+	if (kvp_reserve(ns, 1, 0, kvp_deadline_ms(10000), &block) != 1) {
+		fprintf(stderr, "no room for block %llu within 10 s: %s\n", (unsigned long long)k, kvp_error(NULL));
 		return -1;
+	}
 	if (parent)
 		item.parent = *parent;
 	wire_fill(block.data, bytes, k);
 	kvp_publish(ns, &item, 1, &result);
+	if (result != KVP_PUB_STORED)
+		fprintf(stderr, "block %llu: publish answers %d: %s\n", (unsigned long long)k, result, kvp_error(NULL));
 	kvp_abandon(&block, 1);
 	return result;
 }
