@@ -21,7 +21,7 @@ SYSTEMDDIR ?= $(PREFIX)/lib
 SYSCONFDIR ?= /etc
 
 BUILD_PACKAGES := gcc make pkg-config libc6-dev liburing-dev uuid-dev libhwloc-dev libsodium-dev libxxhash-dev \
-	libjansson-dev libsystemd-dev libinih-dev uthash-dev libopenblas-pthread-dev python3
+	libjansson-dev libsystemd-dev uthash-dev libopenblas-pthread-dev python3
 CHECK_PACKAGES := procps g++ binutils libcmocka-dev clang-format groff-base spin systemd
 PEER_PACKAGES := liblmdb-dev libhiredis-dev memcached redis-server
 FUZZ_PACKAGES := clang
@@ -37,7 +37,7 @@ RPATH := -Wl,-rpath,'$$ORIGIN' -Wl,-rpath,'$$ORIGIN/../lib'
 
 # asked when first linked, not while this file is read: `make deps` runs before the packages are there
 pkg = $(shell pkg-config --libs $(1))
-DAEMON_LIBS = $(call pkg,liburing uuid hwloc libsodium libxxhash libsystemd inih)
+DAEMON_LIBS = $(call pkg,liburing uuid hwloc libsodium libxxhash libsystemd)
 CLIENT_LIBS = $(call pkg,libsodium)
 ATTN_LIBS = $(if $(ATTN_BLAS),$(call pkg,openblas)) -lm
 KVCTL_LIBS = $(call pkg,jansson libsodium) -lm

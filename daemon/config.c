@@ -3,12 +3,14 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
-#include <ini.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define MIB (1024u * 1024u)
 
@@ -25,7 +27,7 @@ struct option_row {
 	const char *name;
 	enum option_kind kind;
 	size_t off;
-	uint64_t min, max; /* TEXT: max is the room */
+	uint64_t min, max; /* TEXT: shortest, and the room */
 	const char *arg;
 	const char *help;
 };
@@ -33,7 +35,7 @@ struct option_row {
 #define ROOM(field) sizeof(((struct config *)0)->field)
 
 static const struct option_row options[] = {
-	{"config", OPTION_TEXT, AT(file), 0, ROOM(file), "FILE", "configuration file: lines of name = value"},
+	{"config", OPTION_TEXT, AT(file), 1, ROOM(file), "FILE", "configuration file: lines of name = value"},
 	{"socket", OPTION_TEXT, AT(socket), 0, ROOM(socket), "PATH", "Unix socket clients connect to"},
 	{"admin-socket", OPTION_TEXT, AT(admin_socket), 0, ROOM(admin_socket), "PATH",
 		"socket of drain, evict and purge (default: socket + .admin)"},
@@ -267,6 +269,8 @@ static int config_set_value(struct config *config, const struct option_row *row,
 
 	switch (row->kind) {
 	case OPTION_TEXT:
+		if (strlen(value) < row->min)
+			return -EINVAL;
 		if (strlen(value) >= row->max)
 			return -ERANGE;
 		strcpy(at, value);
@@ -289,6 +293,8 @@ static int config_set_value(struct config *config, const struct option_row *row,
 static const char *config_example(enum option_kind kind)
 {
 	switch (kind) {
+	case OPTION_TEXT:
+		return "a name: leave the option out, or give one";
 	case OPTION_SIZE:
 		return "a size: use 4096, 64M, 2G";
 	case OPTION_NUMBER:
@@ -330,60 +336,148 @@ static int config_set(struct config *config, const char *name, const char *value
 	return r < 0 ? -EINVAL : 0;
 }
 
-struct config_ini {
+/* A configuration file being read: where, and which names it has set in which line. */
+struct config_reader {
 	struct config *config;
 	const char *origin;
 	char *message;
+	unsigned line;
+	unsigned set_in[N_OPTIONS]; /* 0: not yet */
 };
 
-static int config_on_line(void *user, const char *section, const char *name, const char *value)
+/* Without the blanks around it; @text is cut. */
+static char *config_trim(char *text)
 {
-	struct config_ini *ini = user;
+	size_t n;
 
-	(void)section;
+	text += strspn(text, " \t\r");
+	for (n = strlen(text); n && strchr(" \t\r", text[n - 1]); n--)
+		text[n - 1] = 0;
+	return text;
+}
+
+/* A comment is a whole line, or the rest of one behind a blank. */
+static void config_cut_comment(char *text)
+{
+	for (char *c = text; *c; c++)
+		if ((*c == '#' || *c == ';') && (c == text || c[-1] == ' ' || c[-1] == '\t')) {
+			*c = 0;
+			return;
+		}
+}
+
+/* May this be there? Only a list takes a name twice: one of two values would be lost without a word. */
+static int config_check_name(struct config_reader *reader, const char *origin, const char *name)
+{
+	const char *nearest;
+	const struct option_row *row = config_find(name, &nearest);
+	unsigned *set_in;
+
+	if (!row)
+		return 0; /* config_set() says so */
+	set_in = &reader->set_in[row - options];
 	if (!strcmp(name, "config")) {
-		snprintf(ini->message, 256, "%s: config cannot be set in the file itself", ini->origin);
-		return 0;
+		snprintf(reader->message, 256, "%.150s: config cannot be set in the file itself", origin);
+		return -EINVAL;
 	}
-	return config_set(ini->config, name, value ? value : "", ini->origin, ini->message) == 0;
+	if (*set_in && row->kind != OPTION_LISTEN) {
+		snprintf(reader->message, 256, "%.150s: %.40s is set in line %u already: leave one of them", origin,
+			name, *set_in);
+		return -EINVAL;
+	}
+	*set_in = reader->line;
+	return 0;
+}
+
+static int config_take_line(struct config_reader *reader, char *text)
+{
+	char origin[256], *equals, *name;
+
+	config_cut_comment(text);
+	text = config_trim(text);
+	if (!text[0])
+		return 0;
+	snprintf(origin, sizeof(origin), "%.200s:%u", reader->origin, reader->line);
+	if (text[0] == '[') {
+		snprintf(reader->message, 256, "%.150s: %.40s: there are no sections here: leave that line out", origin,
+			text);
+		return -EINVAL;
+	}
+	equals = strchr(text, '=');
+	if (!equals || equals == text) {
+		snprintf(reader->message, 256, "%.150s: \"%.40s\" is not of the form name = value", origin, text);
+		return -EINVAL;
+	}
+	*equals = 0;
+	name = config_trim(text);
+	if (config_check_name(reader, origin, name) < 0)
+		return -EINVAL;
+	return config_set(reader->config, name, config_trim(equals + 1), origin, reader->message);
 }
 
 int config_parse_text(struct config *config, const char *text, const char *origin, char message[256])
 {
-	struct config_ini ini = {.config = config, .origin = origin, .message = message};
-	char detail[256];
-	int line;
+	struct config_reader reader = {.config = config, .origin = origin, .message = message};
 
 	message[0] = 0;
-	line = ini_parse_string(text, config_on_line, &ini);
-	if (!line)
-		return 0;
-	snprintf(detail, sizeof(detail), "%s", message[0] ? message : "not of the form name = value");
-	if (!strncmp(detail, origin, strlen(origin)))
-		snprintf(message, 256, "%s:%d%.200s", origin, line, detail + strlen(origin));
-	else
-		snprintf(message, 256, "%s:%d: %.200s", origin, line, detail);
-	return -EINVAL;
+	if (!strncmp(text, "\xef\xbb\xbf", 3)) /* some editors begin every file with this mark */
+		text += 3;
+	while (*text) {
+		size_t n = strcspn(text, "\n");
+		char line[1024];
+
+		reader.line++;
+		if (n >= sizeof(line)) {
+			snprintf(message, 256, "%.200s:%u: %zu bytes long, at most %zu fit", origin, reader.line, n,
+				sizeof(line) - 1);
+			return -EINVAL;
+		}
+		memcpy(line, text, n);
+		line[n] = 0;
+		text += n + (text[n] == '\n');
+		if (config_take_line(&reader, line) < 0)
+			return -EINVAL;
+	}
+	return 0;
+}
+
+/* The whole of it; a named pipe or a device would hold up a reload for ever. Return: bytes; -EINVAL. */
+static ssize_t config_read_file(const char *path, char *text, size_t room, char message[256])
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	struct stat st;
+	ssize_t n = -1;
+	size_t all = 0;
+
+	if (fd < 0 || fstat(fd, &st) < 0) {
+		snprintf(message, 256, "cannot open the configuration file %.150s: %s", path, strerror(errno));
+	} else if (!S_ISREG(st.st_mode)) {
+		snprintf(message, 256, "the configuration file %.150s is %s: name a regular file", path,
+			S_ISDIR(st.st_mode) ? "a directory" : "a pipe or a device");
+	} else {
+		while (all < room && (n = read(fd, text + all, room - all)) > 0)
+			all += (size_t)n;
+		if (n < 0)
+			snprintf(message, 256, "cannot read the configuration file %.150s: %s", path, strerror(errno));
+	}
+	if (fd >= 0)
+		close(fd);
+	return n < 0 ? -EINVAL : (ssize_t)all;
 }
 
 static int config_parse_file(struct config *config, char message[256])
 {
 	char text[64 * 1024];
-	FILE *file = fopen(config->file, "re");
-	size_t n;
+	ssize_t n = config_read_file(config->file, text, sizeof(text), message);
 
-	if (!file) {
-		snprintf(message, 256, "cannot open the configuration file %.150s: %s", config->file, strerror(errno));
+	if (n < 0)
 		return -EINVAL;
-	}
-	n = fread(text, 1, sizeof(text), file);
-	fclose(file);
 	if (n == sizeof(text)) {
 		snprintf(message, 256, "%.150s is longer than 64 KiB: not a configuration file of kvpoold",
 			config->file);
 		return -EINVAL;
 	}
-	if (memchr(text, 0, n)) {
+	if (memchr(text, 0, (size_t)n)) {
 		snprintf(message, 256, "%.150s holds zero bytes: not a text file", config->file);
 		return -EINVAL;
 	}
@@ -469,12 +563,52 @@ static bool config_name_ok(const char *name)
 	       !name[strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")];
 }
 
-static int config_check_socket(const char *what, const char *path, char message[256])
+static int config_check_path(const char *what, const char *path, char message[256])
 {
 	if (path[0] != '/') {
 		snprintf(message, 256, "%s = \"%.100s\" is a relative path: give an absolute one", what, path);
 		return -EINVAL;
 	}
+	return 0;
+}
+
+/* Each socket at a path of its own: the second bind would be refused as if another daemon were there. */
+static int config_check_sockets(const struct config *config, char message[256])
+{
+	const char *names[2 + CONFIG_LISTEN_MAX] = {"socket", "admin-socket"};
+	const char *paths[2 + CONFIG_LISTEN_MAX] = {config->socket, config->admin_socket};
+	unsigned n = 2;
+
+	if (config_check_path(names[0], paths[0], message) < 0 || config_check_path(names[1], paths[1], message) < 0)
+		return -EINVAL;
+	for (unsigned i = 0; i < config->n_listen; i++, n++) {
+		names[n] = "listen";
+		paths[n] = config->listen[i].path;
+	}
+	for (unsigned i = 0; i < n; i++)
+		for (unsigned j = i + 1; j < n; j++)
+			if (!strcmp(paths[i], paths[j])) {
+				snprintf(message, 256,
+					"%s and %s are the same path, %.107s: give each socket one of its own",
+					names[i], names[j], paths[i]);
+				return -EINVAL;
+			}
+	return 0;
+}
+
+static int config_check_admin_socket(struct config *config, char message[256])
+{
+	size_t n = strlen(config->socket);
+
+	if (config->admin_socket[0])
+		return 0;
+	if (n + strlen(".admin") >= sizeof(config->admin_socket)) {
+		snprintf(message, 256, "socket is %zu bytes long; with .admin at most %zu fit: use a shorter path", n,
+			sizeof(config->admin_socket) - 1);
+		return -EINVAL;
+	}
+	snprintf(config->admin_socket, sizeof(config->admin_socket), "%.*s.admin",
+		(int)(sizeof(config->admin_socket) - sizeof(".admin")), config->socket);
 	return 0;
 }
 
@@ -485,18 +619,9 @@ int config_check(struct config *config, char message[256])
 			config->name);
 		return -EINVAL;
 	}
-	if (!config->admin_socket[0]) {
-		if (strlen(config->socket) + strlen(".admin") >= sizeof(config->admin_socket)) {
-			snprintf(message, 256,
-				"socket is %zu bytes long; with .admin at most %zu fit: use a shorter path",
-				strlen(config->socket), sizeof(config->admin_socket) - 1);
-			return -EINVAL;
-		}
-		snprintf(config->admin_socket, sizeof(config->admin_socket), "%.*s.admin",
-			(int)(sizeof(config->admin_socket) - sizeof(".admin")), config->socket);
-	}
-	if (config_check_socket("socket", config->socket, message) < 0 ||
-		config_check_socket("admin-socket", config->admin_socket, message) < 0)
+	if (config_check_admin_socket(config, message) < 0 || config_check_sockets(config, message) < 0)
+		return -EINVAL;
+	if (config->spill_dir[0] && config_check_path("spill", config->spill_dir, message) < 0)
 		return -EINVAL;
 	if (!config->slab_bytes) {
 		/* about 64 MiB, more for large pools (descriptors and maps run out), and dividing the pool without rest */

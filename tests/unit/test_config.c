@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/config.h"
@@ -184,6 +185,8 @@ static void values_that_make_no_sense_are_refused_with_what_would(void **state)
 	refused("listen", "/x,gid=7", "is not PATH");
 	refused("listen", "/x,uid=7,color=3", "is not PATH");
 	refused("listen", "/x,mode=01000", "is not PATH");
+	refused("spill", "var/x:64M", "spill = \"var/x\" is a relative path: give an absolute one");
+	refused("config", "", "config = \"\" is not a name");
 }
 
 static void a_path_too_long_for_a_unix_address_is_refused_with_both_lengths(void **state)
@@ -235,6 +238,89 @@ static void a_file_that_is_no_list_of_names_is_refused(void **state)
 	assert_non_null(strstr(message, "c:1: config cannot be set in the file itself"));
 	assert_int_equal(config_parse_text(&config, "", "c", message), 0);
 	assert_int_equal(config_parse_text(&config, "; only\n# comments\n\n", "c", message), 0);
+}
+
+static void what_a_file_says_twice_is_refused_with_both_lines(void **state)
+{
+	struct config config;
+	char message[256];
+
+	(void)state;
+	config_defaults(&config);
+	assert_int_equal(config_parse_text(&config, "pool = 8M\n\nslab = 1M\npool = 16M\n", "c", message), -EINVAL);
+	assert_string_equal(message, "c:4: pool is set in line 1 already: leave one of them");
+	config_defaults(&config);
+	assert_int_equal(config_parse_text(&config, "listen = /a\nlisten = /b\n", "c", message), 0);
+	assert_int_equal(config.n_listen, 2);
+	/* of flags the last one counts, as everywhere */
+	assert_int_equal(PARSE(&config, message, "--pool", "8M", "--pool", "16M"), 0);
+	assert_int_equal(config.pool_bytes, 16 * MIB);
+}
+
+static void a_section_is_refused_and_not_passed_over(void **state)
+{
+	struct config config;
+	char message[256];
+
+	(void)state;
+	config_defaults(&config);
+	assert_int_equal(config_parse_text(&config, "pool = 8M\n[memory]\n", "c", message), -EINVAL);
+	assert_string_equal(message, "c:2: [memory]: there are no sections here: leave that line out");
+}
+
+static void blanks_comments_and_line_ends_change_nothing(void **state)
+{
+	struct config config;
+	char message[256];
+
+	(void)state;
+	config_defaults(&config);
+	assert_int_equal(
+		config_parse_text(&config,
+			"\xef\xbb\xbf  pool=8M # of eight\r\n\t; all of it\r\n   slab =\t1M\t; small\r\nname = a", "c",
+			message),
+		0);
+	assert_int_equal(config.pool_bytes, 8 * MIB);
+	assert_int_equal(config.slab_bytes, MIB);
+	assert_string_equal(config.name, "a");
+	/* only behind a blank: a path may hold such a character */
+	assert_int_equal(config_parse_text(&config, "socket = /run/a#1;2\n", "c", message), 0);
+	assert_string_equal(config.socket, "/run/a#1;2");
+}
+
+static void a_configuration_that_is_no_regular_file_is_refused(void **state)
+{
+	char dir[] = "/tmp/kvpool-test-config-XXXXXX", path[64], message[256];
+	struct config config;
+
+	(void)state;
+	assert_non_null(mkdtemp(dir));
+	assert_int_equal(PARSE(&config, message, "--config", dir), -EINVAL);
+	assert_non_null(strstr(message, "is a directory: name a regular file"));
+	snprintf(path, sizeof(path), "%s/pipe", dir);
+	assert_int_equal(mkfifo(path, 0600), 0);
+	alarm(10); /* a reload must not wait for a writer */
+	assert_int_equal(PARSE(&config, message, "--config", path), -EINVAL);
+	alarm(0);
+	assert_non_null(strstr(message, "is a pipe or a device"));
+	unlink(path);
+	rmdir(dir);
+}
+
+static void two_sockets_at_one_path_are_refused_by_their_names(void **state)
+{
+	struct config config;
+	char message[256];
+
+	(void)state;
+	assert_int_equal(PARSE(&config, message, "--socket", "/a", "--admin-socket", "/a"), -EINVAL);
+	assert_string_equal(message, "socket and admin-socket are the same path, /a: give each socket one of its own");
+	assert_int_equal(PARSE(&config, message, "--socket", "/a", "--listen", "/a,uid=7"), -EINVAL);
+	assert_non_null(strstr(message, "socket and listen are the same path"));
+	assert_int_equal(PARSE(&config, message, "--socket", "/a", "--listen", "/a.admin"), -EINVAL);
+	assert_non_null(strstr(message, "admin-socket and listen are the same path"));
+	assert_int_equal(PARSE(&config, message, "--listen", "/b", "--listen", "/b"), -EINVAL);
+	assert_non_null(strstr(message, "listen and listen are the same path"));
 }
 
 static void nine_listen_options_are_one_too_many(void **state)
@@ -299,6 +385,11 @@ int main(void)
 		cmocka_unit_test(a_path_too_long_for_a_unix_address_is_refused_with_both_lengths),
 		cmocka_unit_test(unknown_names_are_refused_with_the_line_and_the_nearest_name),
 		cmocka_unit_test(a_file_that_is_no_list_of_names_is_refused),
+		cmocka_unit_test(what_a_file_says_twice_is_refused_with_both_lines),
+		cmocka_unit_test(a_section_is_refused_and_not_passed_over),
+		cmocka_unit_test(blanks_comments_and_line_ends_change_nothing),
+		cmocka_unit_test(a_configuration_that_is_no_regular_file_is_refused),
+		cmocka_unit_test(two_sockets_at_one_path_are_refused_by_their_names),
 		cmocka_unit_test(nine_listen_options_are_one_too_many),
 		cmocka_unit_test(sizes_are_powers_of_1024),
 		cmocka_unit_test(the_usual_slab_divides_the_pool_and_grows_with_it),
