@@ -12,6 +12,8 @@
 #include "policy.h"
 #include "tier.h"
 
+#define FILL_LOOKS 8
+
 #define BIT(state) (1u << (state))
 /* row: from; bits: where it may go (the table in block.h) */
 static const uint8_t block_next[] = {
@@ -95,6 +97,7 @@ static void slot_push_free(struct ns *ns, struct slab *slab, uint32_t index)
 	slab->n_free++;
 	if (!slab->withdrawn)
 		ns->n_free++;
+	slab_set_open(slab);
 }
 
 /* Back to FREE: the generation goes up, so whatever was said of the slot before is known to be old. */
@@ -112,30 +115,36 @@ static void block_free(struct ns *ns, uint64_t slot)
 	slot_push_free(ns, ns_slab_of(ns, slot), slot_index(ns, slot));
 }
 
-/* A free slot near @node, not in @away_from. */
-static uint64_t slot_pop_free(struct ns *ns, uint32_t node, const struct slab *away_from)
+/* The fullest of the first slabs on a node that have free slots: emptier ones get the chance to become empty. */
+static struct slab *slab_to_fill(struct ns *ns, uint32_t node)
+{
+	struct slab *best = ns->open[node], *slab = best;
+
+	for (unsigned looks = 1; slab && looks < FILL_LOOKS; looks++) {
+		slab = slab->open_next;
+		if (slab && slab->n_free < best->n_free)
+			best = slab;
+	}
+	return best;
+}
+
+/* A free slot on @node, or else on the nearest one that has any. */
+static uint64_t slot_pop_free(struct ns *ns, uint32_t node)
 {
 	struct slab *best = NULL;
 	uint32_t index;
 
 	if (!ns->n_free)
 		return NO_SLOT;
-	for (uint32_t place = 0; place < ns->head->max_places; place++) {
-		struct slab *slab = ns->d->slabs[place];
-
-		if (!slab || slab->ns != ns || !slab->n_free || slab == away_from || slab->withdrawn)
-			continue;
-		/* the fullest one on that node: emptier slabs get the chance to become empty */
-		if (!best || (slab->node == node && best->node != node) ||
-			((slab->node == node || best->node != node) && slab->n_free < best->n_free))
-			best = slab;
-	}
+	for (unsigned i = 0; i < TOPOLOGY_NODES_MAX && !best; i++)
+		best = slab_to_fill(ns, topology_near(ns->d->topology, node, i));
 	if (!best)
 		return NO_SLOT;
 	index = best->free_head - 1;
 	best->free_head = best->slots[index].next;
 	best->n_free--;
 	ns->n_free--;
+	slab_set_open(best);
 	return (uint64_t)best->place * ns->head->slots_per_slab + index;
 }
 
@@ -174,7 +183,7 @@ static void grant_unlink(struct member *member, uint64_t slot)
 
 uint64_t block_grant(struct ns *ns, struct member *member, uint32_t node, uint64_t *generation)
 {
-	uint64_t slot = slot_pop_free(ns, node, NULL);
+	uint64_t slot = slot_pop_free(ns, node);
 
 	if (slot == NO_SLOT)
 		return slot;
@@ -376,7 +385,7 @@ void block_publish_grant(struct member *member, const struct kvp_wire_item *item
 
 uint64_t block_begin_fill(struct ns *ns, struct entry *e)
 {
-	uint64_t slot = slot_pop_free(ns, 0, NULL);
+	uint64_t slot = slot_pop_free(ns, TOPOLOGY_ANY);
 
 	if (slot == NO_SLOT)
 		return slot;
@@ -497,7 +506,7 @@ bool block_move(struct entry *e, struct slab *away_from)
 
 	if (block_is_held(e))
 		return false;
-	to = slot_pop_free(ns, away_from->node, away_from);
+	to = slot_pop_free(ns, away_from->node);
 	if (to == NO_SLOT)
 		return false;
 	block_set_word(ns, to, kvp_word_generation(block_word(ns, to)), KVP_BLOCK_RESTORING);
@@ -585,6 +594,7 @@ void block_adopt_slab(struct ns *ns, struct slab *slab)
 	struct index index;
 
 	slab->free_head = slab->n_free = 0;
+	slab_set_open(slab);
 	for (uint32_t i = slab->n_slots; i-- > 0;) {
 		uint64_t slot = (uint64_t)slab->place * ns->head->slots_per_slab + i;
 		uint64_t word = atomic_load(&ns->blocks[slot].word), generation = kvp_word_generation(word);
@@ -703,6 +713,7 @@ void block_sweep(struct daemon *d)
 			ns->sweep_held += held;
 		}
 		at_place++;
+		looks++;
 	}
 	at_ns_id = ns ? ns->id : 0;
 }

@@ -55,7 +55,7 @@ bool block_is_held(struct entry *e);
 bool block_drop_slab(struct ns *ns, struct slab *slab);
 /** block_entry() - the entry for an item that was admitted, made if need be. NULL: no memory. */
 struct entry *block_entry(struct ns *ns, const struct kvp_wire_item *item);
-/** block_move() - copy a published block to a free slot of another slab of its namespace. Return: false: pinned, no slot,
+/** block_move() - copy a published block out of a withdrawn slab to a free slot of its namespace. Return: false: pinned, no slot,
  *  or its bytes are broken. */
 bool block_move(struct entry *e, struct slab *away_from);
 

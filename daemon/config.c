@@ -12,6 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "kvpool_shm.h"
+
 #define MIB (1024u * 1024u)
 
 enum option_kind {
@@ -48,7 +50,7 @@ static const struct option_row options[] = {
 	{"name", OPTION_TEXT, AT(name), 0, ROOM(name), "NAME", "name of the pool (default kvpool)"},
 	{"pool", OPTION_SIZE, AT(pool_bytes), MIB, 1ull << 46, "SIZE", "memory for KV blocks"},
 	{"slab", OPTION_SIZE, AT(slab_bytes), 64 * 1024, 1ull << 40, "SIZE",
-		"unit in which memory moves (default: max(64M, pool / 4096))"},
+		"unit in which memory moves (default: pool / 256, but 2M to 64M, or pool / 4096)"},
 	{"spill", OPTION_SPILL, 0, 0, 0, "DIR:SIZE", "directory and size of the spill store, or off"},
 	{"io", OPTION_TEXT, AT(io), 0, ROOM(io), "ENGINE", "auto, uring or threads"},
 	{"log-level", OPTION_TEXT, AT(log_level), 0, ROOM(log_level), "LEVEL", "err, warn, info or debug"},
@@ -623,12 +625,8 @@ int config_check(struct config *config, char message[256])
 		return -EINVAL;
 	if (config->spill_dir[0] && config_check_path("spill", config->spill_dir, message) < 0)
 		return -EINVAL;
-	if (!config->slab_bytes) {
-		/* about 64 MiB, more for large pools (descriptors and maps run out), and dividing the pool without rest */
-		uint64_t wish = config->pool_bytes / 4096 > 64 * MIB ? config->pool_bytes / 4096 : 64 * MIB;
-
-		config->slab_bytes = config->pool_bytes / ((config->pool_bytes + wish - 1) / wish);
-	}
+	if (!config->slab_bytes)
+		config->slab_bytes = kvp_default_slab(config->pool_bytes);
 	config->slab_bytes &= ~(uint64_t)4095;
 	if (config->slab_bytes > config->pool_bytes) {
 		snprintf(message, 256, "slab = %" PRIu64 " is larger than pool = %" PRIu64 ": make it smaller",

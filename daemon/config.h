@@ -32,7 +32,7 @@ struct config {
 	char group[64]; /* operators: may read stats and use the admin socket; "": only the owner */
 	char name[KVP_NAME_MAX];
 	uint64_t pool_bytes;
-	uint64_t slab_bytes; /* 0: max(64 MiB, pool / 4096) */
+	uint64_t slab_bytes; /* 0: kvp_default_slab() */
 	char spill_dir[256]; /* "": no spill */
 	uint64_t spill_bytes;
 	char io[16]; /* auto, uring, threads */

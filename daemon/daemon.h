@@ -28,7 +28,8 @@ struct daemon {
 
 	/* slab.c */
 	struct slab **slabs; /* by place; max_places */
-	uint64_t slab_bytes_total;
+	uint64_t slab_bytes_total, slab_bytes_spare;
+	uint32_t n_slabs;
 	struct leaving *leaving; /* slabs that clients still have mapped */
 	uint64_t leaving_bytes; /* what they occupy: out of the budget */
 	bool numa_warned;

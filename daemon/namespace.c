@@ -715,8 +715,7 @@ void ns_remove_slab(struct ns *ns, struct slab *slab)
 	ns->n_slots -= slab->n_slots;
 	if (ns->emptying == slab)
 		ns->emptying = NULL;
-	if (!slab->withdrawn)
-		ns->n_free -= slab->n_free;
+	slab_withdraw(slab);
 	gauge_add(&ns->row->counters.slots, -(int64_t)slab->n_slots);
 	gauge_add(&ns->row->counters.free, -(int64_t)slab->n_free);
 	gauge_add(&ns->row->counters.retired, -(int64_t)(slab->n_slots - slab->n_free));

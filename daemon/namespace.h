@@ -84,6 +84,7 @@ struct ns {
 	struct entry *entries;
 	struct policy_heap heap;
 	uint64_t n_slots, n_free;
+	struct slab *open[TOPOLOGY_NODES_MAX]; /* by node: slabs with free slots, those in use longest first */
 	uint64_t n_writing; /* blocks whose cold copy is being written */
 	uint64_t sweep_held; /* counted so far in this round */
 	struct job *waits; /* requests without a slot yet, oldest first: tier.c's */

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <utlist.h>
 
 #include "block.h"
 #include "guard.h"
@@ -36,23 +37,17 @@ static struct kvp_slab_row *slab_row(const struct daemon *d, const struct slab *
 	return &d->pool.slab_rows[slab->place];
 }
 
-static void slab_count(struct daemon *d)
+/* @sign 1: it is there (and in use as it says); -1: no more. Between pool_stats_begin() and _end(), but at the start. */
+static void slab_count(struct daemon *d, const struct slab *slab, int sign)
 {
-	uint64_t total = 0, spare = 0, n = 0;
+	uint64_t bytes = sign < 0 ? -slab->bytes : slab->bytes;
 
-	for (uint32_t i = 0; i < d->pool.header->max_places; i++) {
-		const struct slab *slab = d->slabs[i];
-
-		if (!slab)
-			continue;
-		n++;
-		total += slab->bytes;
-		spare += slab->use == KVP_SLAB_SPARE ? slab->bytes : 0;
-	}
-	d->slab_bytes_total = total;
-	gauge_set(&d->pool.stats->counters.slabs, n);
-	gauge_set(&d->pool.stats->counters.slab_bytes_allocated, total);
-	gauge_set(&d->pool.stats->counters.slab_bytes_free, spare);
+	d->n_slabs += (uint32_t)sign;
+	d->slab_bytes_total += bytes;
+	d->slab_bytes_spare += slab->use == KVP_SLAB_SPARE ? bytes : 0;
+	gauge_set(&d->pool.stats->counters.slabs, d->n_slabs);
+	gauge_set(&d->pool.stats->counters.slab_bytes_allocated, d->slab_bytes_total);
+	gauge_set(&d->pool.stats->counters.slab_bytes_free, d->slab_bytes_spare);
 }
 
 void slab_set_use(struct daemon *d, struct slab *slab, enum kvp_slab_use use, struct ns *ns)
@@ -60,11 +55,12 @@ void slab_set_use(struct daemon *d, struct slab *slab, enum kvp_slab_use use, st
 	struct kvp_slab_row *row = slab_row(d, slab);
 
 	pool_stats_begin(&d->pool);
+	slab_count(d, slab, -1);
 	slab->use = use;
 	slab->ns = ns;
 	row->use = use;
 	row->ns_id = ns ? ns->id : 0;
-	slab_count(d);
+	slab_count(d, slab, 1);
 	pool_stats_end(&d->pool);
 }
 
@@ -159,7 +155,7 @@ static struct slab *slab_make(struct daemon *d, uint64_t bytes, uint32_t node, c
 	row->page_kib = 4;
 	row->bound = slab->bound;
 	atomic_store_explicit(&row->number, slab->number, memory_order_release);
-	slab_count(d);
+	slab_count(d, slab, 1);
 	pool_stats_end(&d->pool);
 	return slab;
 }
@@ -253,8 +249,8 @@ static void slab_destroy(struct daemon *d, struct slab *slab)
 	shm_remove(name);
 	slab_punch(slab->fd, slab->number, slab->bytes);
 	slab_leave(d, slab);
+	slab_count(d, slab, -1);
 	slab_free(d, slab);
-	slab_count(d);
 	pool_stats_end(&d->pool);
 }
 
@@ -315,12 +311,7 @@ void slab_drop(struct daemon *d, struct slab *slab)
 
 uint64_t slab_spare_bytes(const struct daemon *d)
 {
-	uint64_t bytes = 0;
-
-	for (uint32_t i = 0; i < d->pool.header->max_places; i++)
-		if (d->slabs[i] && d->slabs[i]->use == KVP_SLAB_SPARE)
-			bytes += d->slabs[i]->bytes;
-	return bytes;
+	return d->slab_bytes_spare;
 }
 
 static bool slab_is_whole(int fd, uint64_t bytes)
@@ -343,11 +334,27 @@ int slab_let_write(struct slab *slab)
 	return 0;
 }
 
+void slab_set_open(struct slab *slab)
+{
+	bool open = slab->n_free && !slab->withdrawn;
+
+	if (open == slab->is_open)
+		return;
+	slab->is_open = open;
+	if (!open)
+		DL_DELETE2(slab->ns->open[slab->node], slab, open_prev, open_next);
+	else if (slab->n_free == slab->n_slots) /* last: slabs in use are filled first */
+		DL_APPEND2(slab->ns->open[slab->node], slab, open_prev, open_next);
+	else
+		DL_PREPEND2(slab->ns->open[slab->node], slab, open_prev, open_next);
+}
+
 void slab_withdraw(struct slab *slab)
 {
 	if (!slab->withdrawn)
 		slab->ns->n_free -= slab->n_free;
 	slab->withdrawn = true;
+	slab_set_open(slab);
 }
 
 void slab_give_again(struct slab *slab)
@@ -356,6 +363,7 @@ void slab_give_again(struct slab *slab)
 		return;
 	slab->withdrawn = false;
 	slab->ns->n_free += slab->n_free;
+	slab_set_open(slab);
 }
 
 /* A writer broke it. Which one nobody can tell, but who could have. */
@@ -447,6 +455,7 @@ static bool slab_adopt(struct daemon *d, uint32_t place)
 		return false;
 	}
 	d->slabs[place] = slab;
+	slab_count(d, slab, 1);
 	return true;
 }
 
@@ -525,7 +534,6 @@ int slab_start(struct daemon *d, char message[256])
 		for (uint32_t i = 0; i < d->pool.header->max_places; i++)
 			if (atomic_load(&d->pool.slab_rows[i].number))
 				slab_adopt(d, i);
-		slab_count(d);
 	}
 	for (struct slab *spare; d->slab_bytes_total > d->config.pool_bytes && (spare = slab_find_spare(d, 0, 0));)
 		slab_destroy(d, spare);

@@ -31,6 +31,8 @@ struct slab {
 	struct ns *ns;
 	struct slab_slot *slots; /* while in a namespace */
 	uint32_t n_slots, n_free, free_head;
+	struct slab *open_next, *open_prev; /* in ns->open[] while it has free slots to give out */
+	bool is_open;
 	bool client_writable; /* a session got a rw descriptor of it, or may have got one from an earlier daemon */
 	int guard; /* while client_writable */
 	bool withdrawn; /* no slot of it is given out, and its free ones are not counted as free */
@@ -49,6 +51,8 @@ void slab_drop(struct daemon *d, struct slab *slab);
 /** slab_set_use() - move its row to another user */
 void slab_set_use(struct daemon *d, struct slab *slab, enum kvp_slab_use use, struct ns *ns);
 uint64_t slab_spare_bytes(const struct daemon *d);
+/** slab_set_open() - n_free or withdrawn has changed: keep its namespace's list of slabs with free slots in step */
+void slab_set_open(struct slab *slab);
 /** slab_withdraw() - give out no slot of it from now on. slab_give_again() - after all. */
 void slab_withdraw(struct slab *slab);
 void slab_give_again(struct slab *slab);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <hwloc.h>
 #include <hwloc/distances.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -20,7 +21,56 @@ struct topology {
 	hwloc_topology_t hwloc;
 	unsigned n_nodes;
 	hwloc_obj_t *nodes;
+	uint8_t (*near)[TOPOLOGY_NODES_MAX]; /* row: a node; all nodes, the nearest first */
 };
+
+/* Latency by the kernel's table; 0: it says nothing. */
+static uint64_t topology_distance(
+	const struct hwloc_distances_s *distances, const struct hwloc_obj *from, const struct hwloc_obj *to)
+{
+	unsigned row = UINT_MAX, column = UINT_MAX;
+
+	for (unsigned i = 0; distances && i < distances->nbobjs; i++) {
+		row = distances->objs[i] == from ? i : row;
+		column = distances->objs[i] == to ? i : column;
+	}
+	return row == UINT_MAX || column == UINT_MAX ? 0 : distances->values[row * distances->nbobjs + column];
+}
+
+static int topology_sort_near(struct topology *t)
+{
+	struct hwloc_distances_s *distances = NULL;
+	unsigned n = 1;
+
+	t->near = calloc(t->n_nodes ? t->n_nodes : 1, sizeof(*t->near));
+	if (!t->near)
+		return -ENOMEM;
+	if (hwloc_distances_get(t->hwloc, &n, &distances,
+		    HWLOC_DISTANCES_KIND_FROM_OS | HWLOC_DISTANCES_KIND_MEANS_LATENCY, 0) < 0 ||
+		!n)
+		distances = NULL;
+	for (unsigned i = 0; i < t->n_nodes; i++) {
+		uint64_t far[TOPOLOGY_NODES_MAX];
+		uint8_t *near = t->near[i];
+
+		for (unsigned j = 0; j < t->n_nodes; j++) {
+			unsigned at = j;
+
+			far[j] = i == j ? 0 : 1 + topology_distance(distances, t->nodes[i], t->nodes[j]);
+			for (; at && far[near[at - 1]] > far[j]; at--)
+				near[at] = near[at - 1];
+			near[at] = (uint8_t)j;
+		}
+	}
+	if (distances)
+		hwloc_distances_release(t->hwloc, distances);
+	return 0;
+}
+
+unsigned topology_near(const struct topology *t, uint32_t i, unsigned k)
+{
+	return !t || i >= t->n_nodes || k >= t->n_nodes ? k : t->near[i][k];
+}
 
 int topology_open(struct topology **topology)
 {
@@ -46,8 +96,12 @@ int topology_open(struct topology **topology)
 	}
 	/* the loaded topology already holds only what cpuset and cgroup allow */
 	while ((node = hwloc_get_next_obj_by_type(t->hwloc, HWLOC_OBJ_NUMANODE, node)))
-		if (node->attr->numanode.local_memory)
+		if (node->attr->numanode.local_memory && t->n_nodes < TOPOLOGY_NODES_MAX)
 			t->nodes[t->n_nodes++] = node;
+	if (topology_sort_near(t) < 0) {
+		topology_close(t);
+		return -ENOMEM;
+	}
 	*topology = t;
 	return 0;
 }
@@ -58,6 +112,7 @@ void topology_close(struct topology *t)
 		return;
 	hwloc_topology_destroy(t->hwloc);
 	free(t->nodes);
+	free(t->near);
 	free(t);
 }
 

@@ -12,6 +12,7 @@
 
 struct topology;
 
+#define TOPOLOGY_NODES_MAX 64 /* more are left out */
 #define TOPOLOGY_ANY UINT32_MAX /* instead of an index: no wish */
 
 /** topology_open() - Return: 0; -ENOMEM; -EIO: hwloc could not look. */
@@ -23,6 +24,9 @@ uint32_t topology_node_id(const struct topology *topology, unsigned i); /* the k
 
 /** topology_index() - index of the kernel's node @id, or of the nearest one with memory; TOPOLOGY_ANY for an unknown one */
 uint32_t topology_index(const struct topology *topology, uint32_t id);
+
+/** topology_near() - the @k-th nearest node to node @i, itself first; without a wish, or past the last one: @k */
+unsigned topology_near(const struct topology *topology, uint32_t i, unsigned k);
 
 /** topology_bind() - put [addr, addr + len) on node @i before it is touched. Return: 0; -errno: unbound. */
 int topology_bind(struct topology *topology, void *addr, uint64_t len, unsigned i);

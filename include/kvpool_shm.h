@@ -66,6 +66,22 @@ struct kvp_pool_header {
 	uint8_t reserved[128];
 };
 #define KVP_TICK_MS 16
+
+/*
+ * The usual slab where the operator names none.  Memory moves between namespaces in slabs, and one that has blocks has at
+ * least one: so 256 of them, which is max-namespaces, but none under 2 MiB (a huge page; its pins fill one page).  More
+ * than 64 MiB only where there would be more than 4096: descriptors and maps (65 530 a process) run out.  The pool is
+ * divided without rest.
+ */
+static inline uint64_t kvp_default_slab(uint64_t pool_bytes)
+{
+	uint64_t wish = pool_bytes / 256, n;
+
+	wish = wish < 2u << 20 ? 2u << 20 : wish > 64u << 20 ? 64u << 20 : wish;
+	wish = wish < pool_bytes / 4096 ? pool_bytes / 4096 : wish;
+	n = (pool_bytes + wish - 1) / wish;
+	return pool_bytes / (n ? n : 1) & ~(uint64_t)(KVP_PAGE - 1);
+}
 static_assert(offsetof(struct kvp_pool_header, epoch) == 40, "layout v1");
 static_assert(offsetof(struct kvp_pool_header, tick) == 56, "layout v1");
 static_assert(offsetof(struct kvp_pool_header, pool_bytes) == 72, "layout v1");

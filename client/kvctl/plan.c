@@ -32,10 +32,8 @@ static void plan_slab(const struct plan_input *in, struct plan *plan)
 {
 	uint64_t slab = in->slab_bytes, n;
 
-	if (!slab) {
-		slab = in->pool_bytes / 4096 > 64 * MIB ? in->pool_bytes / 4096 : 64 * MIB;
-		slab = slab > in->pool_bytes ? in->pool_bytes : slab;
-	}
+	if (!slab)
+		slab = kvp_default_slab(in->pool_bytes);
 	slab -= slab % KVP_PAGE;
 	n = slab / plan->block_stride;
 	n = n ? n : 1;

@@ -172,12 +172,15 @@ static void after_any_order_of_calls_gauges_words_index_and_grants_agree(void **
 			break;
 		default:
 			if (e && next(f) % 4 == 0) {
-				bool was_pinned = pinned(f, slot);
+				bool was_pinned = pinned(f, slot), moved;
 				struct kvp_key key = e->key;
 				char *data = ns_slot_data(&f->ns, slot);
 
 				memcpy(data, &key, sizeof(key));
-				if (block_move(e, &f->slabs[slot / WIDTH])) {
+				slab_withdraw(&f->slabs[slot / WIDTH]);
+				moved = block_move(e, &f->slabs[slot / WIDTH]);
+				slab_give_again(&f->slabs[slot / WIDTH]);
+				if (moved) {
 					assert_false(was_pinned);
 					assert_true(found_at(f, &key) != slot);
 					assert_memory_equal(ns_slot_data(&f->ns, found_at(f, &key)), &key, sizeof(key));

@@ -66,7 +66,7 @@ static void the_defaults_fit_each_other(void **state)
 	assert_string_equal(config.socket, KVP_DEFAULT_SOCKET);
 	assert_string_equal(config.admin_socket, KVP_DEFAULT_SOCKET ".admin");
 	assert_int_equal(config.pool_bytes, 1024 * MIB);
-	assert_int_equal(config.slab_bytes, 64 * MIB);
+	assert_int_equal(config.slab_bytes, 4 * MIB);
 	assert_int_equal(config.hold_limit_ms, 0);
 	assert_int_equal(config.n_listen, 0);
 	assert_string_equal(config.spill_dir, "");
@@ -367,8 +367,12 @@ static void the_usual_slab_divides_the_pool_and_grows_with_it(void **state)
 	char message[256];
 
 	(void)state;
-	assert_int_equal(PARSE(&config, message, "--pool", "100M"), 0);
-	assert_int_equal(config.slab_bytes, 50 * MIB);
+	assert_int_equal(PARSE(&config, message, "--pool", "25M"), 0);
+	assert_int_equal(config.slab_bytes, 25 * MIB / 13 & ~4095u); /* not under 2M, but for the rest */
+	assert_int_equal(PARSE(&config, message, "--pool", "1G"), 0);
+	assert_int_equal(config.slab_bytes, 4 * MIB); /* 256, so that as many namespaces have blocks */
+	assert_int_equal(PARSE(&config, message, "--pool", "64G"), 0);
+	assert_int_equal(config.slab_bytes, 64 * MIB);
 	assert_int_equal(PARSE(&config, message, "--pool", "1T"), 0);
 	assert_int_equal(config.slab_bytes, 256 * MIB);
 	assert_int_equal(PARSE(&config, message, "--pool", "1M"), 0);

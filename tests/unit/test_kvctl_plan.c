@@ -47,8 +47,8 @@ static void llama_3_8b_in_f16(void **state)
 	assert_int_equal(number(json, "block_stride"), 2097152);
 	assert_int_equal(number(json, "context_blocks"), 512);
 	assert_int_equal(number(json, "context_bytes"), 1 << 30);
-	assert_int_equal(number(json, "slab_bytes"), 64 << 20);
-	assert_int_equal(number(json, "slots_per_slab"), 32);
+	assert_int_equal(number(json, "slab_bytes"), 16 << 20);
+	assert_int_equal(number(json, "slots_per_slab"), 8);
 	dram = json_object_get(json, "dram");
 	assert_int_equal(number(dram, "blocks"), 2048);
 	assert_int_equal(number(dram, "tokens"), 32768);
@@ -96,8 +96,9 @@ static void slabs_are_cut_when_more_than_7_percent_lie_idle(void **state)
 		json_t *json;
 
 		/* 512 x 512 x 2 bytes x (K, V): 1 MiB for each head */
-		assert_int_equal(run(f, "plan", "--layers", "1", "--kv-heads", cases[i].heads, "--head-dim", "512",
-					 "--dtype", "bf16", "--block-tokens", "512", "--pool", "1G", "--json"),
+		assert_int_equal(
+			run(f, "plan", "--layers", "1", "--kv-heads", cases[i].heads, "--head-dim", "512", "--dtype",
+				"bf16", "--block-tokens", "512", "--pool", "1G", "--slab", "64M", "--json"),
 			0);
 		json = parsed(f);
 		assert_int_equal(number(json, "slab_bytes"), cases[i].slab_mib << 20);
