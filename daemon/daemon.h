@@ -30,6 +30,11 @@ struct daemon {
 	struct slab **slabs; /* by place; max_places */
 	uint64_t slab_bytes_total, slab_bytes_spare;
 	uint32_t n_slabs;
+	struct maker *maker;
+	struct loop_source maker_source;
+	uint64_t slab_bytes_moving; /* of the budget: slabs being made, and those being emptied for them */
+	uint32_t n_making, n_coming; /* jobs of the maker; those that make a slab */
+	char *slab_failure; /* at the start: 256 bytes, why one could not be made */
 	struct leaving *leaving; /* slabs that clients still have mapped */
 	uint64_t leaving_bytes; /* what they occupy: out of the budget */
 	bool numa_warned;
@@ -37,6 +42,8 @@ struct daemon {
 	/* namespace.c */
 	struct ns *namespaces; /* list */
 	unsigned n_namespaces;
+	uint64_t collects; /* id of the one for which spare slabs are gathered; 0: none */
+	uint64_t collects_until_ns;
 
 	/* session.c */
 	struct session *sessions; /* list */

@@ -25,6 +25,8 @@
 #define HASH_FUNCTION(keyptr, keylen, hashv) \
 	((hashv) = (unsigned)((const struct kvp_key *)(const void *)(keyptr))->w[1])
 
+#define COLLECT_NS 1000000000ull /* so long spare slabs wait for the rest of a larger one */
+
 static uint64_t page_up(uint64_t bytes)
 {
 	return (bytes + KVP_PAGE - 1) & ~(uint64_t)(KVP_PAGE - 1);
@@ -284,7 +286,7 @@ static void ns_destroy(struct ns *ns)
 	for (uint32_t place = 0; place < ns->head->max_places; place++)
 		if (d->slabs[place] && d->slabs[place]->ns == ns) {
 			block_drop_slab(ns, d->slabs[place]);
-			ns_remove_slab(ns, d->slabs[place]);
+			ns_remove_slab(ns, d->slabs[place], NULL);
 		}
 	while (ns->entries)
 		ns_entry_drop(ns->entries);
@@ -679,12 +681,8 @@ static int ns_reserve_descriptors(struct ns *ns, uint32_t place)
 	return shm_reserve(ns->fd, from, page_up(first + bytes) - from);
 }
 
-bool ns_add_slab(struct ns *ns, uint32_t node)
+static bool ns_take_slab(struct ns *ns, struct slab *slab)
 {
-	struct slab *slab = slab_take_spare(ns->d, ns->head->slab_bytes, node);
-
-	if (!slab)
-		return false;
 	if (ns_reserve_descriptors(ns, slab->place) < 0) {
 		static struct log_limit limit;
 
@@ -705,7 +703,34 @@ bool ns_add_slab(struct ns *ns, uint32_t node)
 	return true;
 }
 
-void ns_remove_slab(struct ns *ns, struct slab *slab)
+bool ns_add_slab(struct ns *ns, uint32_t node)
+{
+	struct daemon *d = ns->d;
+	struct slab *slab;
+
+	if (d->collects && d->collects != ns->id && loop_now() < d->collects_until_ns)
+		return false; /* spare slabs are being gathered for a larger one of another */
+	slab = slab_take_spare(d, ns->head->slab_bytes, node);
+	if (slab)
+		return ns_take_slab(ns, slab);
+	if (!slab_request(d, ns->head->slab_bytes, node, ns->id))
+		return false;
+	ns->n_coming += ns->head->slots_per_slab;
+	return true;
+}
+
+void ns_slab_came(struct ns *ns, struct slab *slab)
+{
+	ns->n_coming -= ns->head->slots_per_slab;
+	if (ns->d->collects == ns->id)
+		ns->d->collects = 0;
+	if (slab && ns_take_slab(ns, slab))
+		ns->no_room_until_ns = 0;
+	if (!ns->d->stopping && ns->d->tier)
+		tier_serve(ns);
+}
+
+void ns_remove_slab(struct ns *ns, struct slab *slab, struct ns *heir)
 {
 	struct daemon *d = ns->d;
 
@@ -721,7 +746,12 @@ void ns_remove_slab(struct ns *ns, struct slab *slab)
 	gauge_add(&ns->row->counters.retired, -(int64_t)(slab->n_slots - slab->n_free));
 	pool_stats_end(&d->pool);
 	d->pool.meta_bytes -= ns->head->slots_per_slab * sizeof(struct kvp_block);
-	slab_drop(d, slab);
+	if (slab_give(d, slab, heir ? heir->head->slab_bytes : 0, heir ? heir->id : 0)) {
+		heir->n_coming += heir->head->slots_per_slab;
+	} else if (heir) {
+		d->collects = heir->id;
+		d->collects_until_ns = loop_now() + COLLECT_NS;
+	}
 }
 
 /* ---- start ---- */
@@ -830,7 +860,7 @@ int ns_start(struct daemon *d, char message[256])
 			continue;
 		ns = ns_find(d, d->pool.slab_rows[place].ns_id);
 		if (!ns || slab->bytes < ns->head->block_stride * ns->head->slots_per_slab) {
-			slab_drop(d, slab);
+			slab_give(d, slab, 0, 0);
 			continue;
 		}
 		if (ns_reserve_descriptors(ns, place) < 0)
@@ -845,6 +875,7 @@ int ns_start(struct daemon *d, char message[256])
 			return -ENOSPC;
 		d->pool.meta_bytes += slab->n_slots * sizeof(struct kvp_block);
 	}
+	slab_settle(d);
 	return 0;
 }
 

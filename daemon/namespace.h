@@ -84,6 +84,7 @@ struct ns {
 	struct entry *entries;
 	struct policy_heap heap;
 	uint64_t n_slots, n_free;
+	uint64_t n_coming; /* slots of slabs being made for it */
 	struct slab *open[TOPOLOGY_NODES_MAX]; /* by node: slabs with free slots, those in use longest first */
 	uint64_t n_writing; /* blocks whose cold copy is being written */
 	uint64_t sweep_held; /* counted so far in this round */
@@ -95,6 +96,7 @@ struct ns {
 	struct slab
 		*emptying; /* withdrawn: its blocks are being moved to others, for it is to go to another namespace */
 	uint64_t emptying_until_ns; /* nobody has asked for it since: it stays */
+	uint64_t keeps_until_ns; /* no slab of it could be emptied: others are asked before */
 	uint64_t steal_after_ns; /* do not look at the others' memory again before */
 };
 
@@ -164,11 +166,15 @@ void ns_entry_drop(struct entry *e);
 void ns_ghost_add(struct ns *ns, const struct kvp_key *key, enum kvp_miss_reason reason);
 enum kvp_miss_reason ns_miss_reason(struct ns *ns, const struct kvp_key *key);
 
-/** ns_add_slab() - take a spare slab into the namespace. @node: index, or TOPOLOGY_ANY. Return: false: none to be had. */
+/** ns_add_slab() - take a spare slab into the namespace, or have one made (n_coming). @node: index, or TOPOLOGY_ANY.
+ *  Return: false: none to be had. */
 bool ns_add_slab(struct ns *ns, uint32_t node);
 void ns_attach_slab(struct ns *ns, struct slab *slab, bool adopted);
-/** ns_remove_slab() - all its slots are free or retired. @slab is no more when it returns. */
-void ns_remove_slab(struct ns *ns, struct slab *slab);
+/** ns_slab_came() - the slab that was to be made for the namespace, spare as yet; NULL: it could not be made */
+void ns_slab_came(struct ns *ns, struct slab *slab);
+/** ns_remove_slab() - all its slots are free or retired. @slab is no more when it returns; its memory goes to @heir, or to
+ *  whoever wants some (NULL). */
+void ns_remove_slab(struct ns *ns, struct slab *slab, struct ns *heir);
 
 static inline struct slab *ns_slab_of(const struct ns *ns, uint64_t slot)
 {

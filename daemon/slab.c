@@ -15,6 +15,7 @@
 #include "block.h"
 #include "guard.h"
 #include "log.h"
+#include "maker.h"
 #include "namespace.h"
 #include "session.h"
 #include "shm.h"
@@ -28,8 +29,24 @@ struct leaving {
 	int fd;
 	uint64_t number, bytes;
 	uint64_t occupied;
+	bool busy; /* a maker's thread punches it for the first time */
 	unsigned n_sessions;
 	uint64_t session_ids[];
+};
+
+/* A slab that left: its memory is on its way back. */
+struct slab_old {
+	struct maker_old old;
+	struct leaving *leaving; /* NULL: nobody has it mapped */
+};
+
+/* A slab on its way, and what makes room for it. */
+struct making {
+	struct maker_job job;
+	struct daemon *d;
+	struct slab *slab; /* NULL: only room is made */
+	uint64_t for_ns; /* id of the namespace that gets it; 0: it will be spare */
+	uint64_t moving; /* bytes it takes of the budget meanwhile */
 };
 
 static struct kvp_slab_row *slab_row(const struct daemon *d, const struct slab *slab)
@@ -64,9 +81,8 @@ void slab_set_use(struct daemon *d, struct slab *slab, enum kvp_slab_use use, st
 	pool_stats_end(&d->pool);
 }
 
-static void slab_free(struct daemon *d, struct slab *slab)
+static void slab_dispose(struct slab *slab)
 {
-	d->slabs[slab->place] = NULL;
 	guard_remove(slab->guard);
 	if (slab->map)
 		munmap(slab->map, slab->bytes);
@@ -76,88 +92,41 @@ static void slab_free(struct daemon *d, struct slab *slab)
 	free(slab);
 }
 
-/* Bind, allocate and touch. The slab's pages are really there when this returns 0. */
-static int slab_fill(struct daemon *d, struct slab *slab, char message[256])
+static void slab_free(struct daemon *d, struct slab *slab)
 {
-	int r;
-
-	slab->map = shm_map(slab->fd, slab->bytes);
-	if (!slab->map) {
-		snprintf(message, 256, "cannot map a slab of %" PRIu64 " bytes: %s (vm.max_map_count?)", slab->bytes,
-			strerror(errno));
-		return -ENOMEM;
-	}
-	r = topology_bind(d->topology, slab->map, slab->bytes, slab->node);
-	slab->bound = r == 0 && topology_n_nodes(d->topology) > 1;
-	if (r < 0 && !d->numa_warned) {
-		d->numa_warned = true;
-		snprintf(d->pool.stats->numa_message, sizeof(d->pool.stats->numa_message),
-			"unbound: binding memory to a node is refused here (%s)", strerror(-r));
-		log_warn("NUMA: %s; going on unbound", d->pool.stats->numa_message);
-	}
-	r = shm_reserve(slab->fd, 0, slab->bytes);
-	if (r == 0)
-		r = topology_populate(d->topology, slab->map, slab->bytes, slab->node);
-	if (r < 0) {
-		snprintf(message, 256,
-			"no room in " SHM_DIR " for slab %" PRIu64 " of %" PRIu64 " bytes (%s; %" PRIu64
-			" bytes free there): enlarge it, or give a smaller --pool",
-			slab->number, slab->bytes, strerror(-r), shm_free_bytes());
-		return r;
-	}
-	if (d->config.lock_memory && mlock(slab->map, slab->bytes) < 0) {
-		log_warn("lock-memory: cannot lock %" PRIu64
-			 " bytes: %s (LimitMEMLOCK=infinity in the unit, or leave it off); going on unlocked",
-			slab->bytes, strerror(errno));
-		d->config.lock_memory = false;
-	}
-	return 0;
+	d->slabs[slab->place] = NULL;
+	slab_dispose(slab);
 }
 
-static struct slab *slab_make(struct daemon *d, uint64_t bytes, uint32_t node, char message[256])
+static void slab_name(const struct daemon *d, uint64_t number, char name[KVP_OBJECT_NAME_MAX])
 {
-	char name[KVP_OBJECT_NAME_MAX];
-	struct slab *slab = calloc(1, sizeof(*slab));
+	shm_object_name(name, d->pool.uuid, "slab-%" PRIu64, number);
+}
+
+/* It has its memory: list it. Return: false: no place. */
+static bool slab_list(struct daemon *d, struct slab *slab)
+{
 	struct kvp_slab_row *row;
 	uint32_t place = 0;
 
 	while (place < d->pool.header->max_places && d->slabs[place])
 		place++;
-	if (!slab || place == d->pool.header->max_places) {
-		snprintf(message, 256,
-			slab ? "all %u places for slabs are in use: use a larger --slab" : "out of memory (%u places)",
-			place);
-		free(slab);
-		return NULL;
-	}
+	if (place == d->pool.header->max_places)
+		return false;
 	slab->place = place;
-	slab->bytes = bytes;
-	slab->node = node;
-	slab->use = KVP_SLAB_SPARE;
-	slab->guard = GUARD_NONE;
-	slab->number = atomic_fetch_add(&d->pool.stats->next_number, 1);
-	shm_object_name(name, d->pool.uuid, "slab-%" PRIu64, slab->number);
-	slab->fd = shm_make(name, bytes, (gid_t)-1);
 	d->slabs[place] = slab;
-	if (slab->fd < 0 || slab_fill(d, slab, message) < 0) {
-		if (slab->fd < 0)
-			snprintf(message, 256, "cannot make " SHM_DIR "%s: %s", name, strerror(-slab->fd));
-		shm_remove(name);
-		slab_free(d, slab);
-		return NULL;
-	}
 	row = slab_row(d, slab);
 	pool_stats_begin(&d->pool);
-	row->bytes = bytes;
+	row->bytes = slab->bytes;
 	row->ns_id = 0;
 	row->use = KVP_SLAB_SPARE;
-	row->node = topology_node_id(d->topology, node);
+	row->node = topology_node_id(d->topology, slab->node);
 	row->page_kib = 4;
 	row->bound = slab->bound;
 	atomic_store_explicit(&row->number, slab->number, memory_order_release);
 	slab_count(d, slab, 1);
 	pool_stats_end(&d->pool);
-	return slab;
+	return true;
 }
 
 static void slab_punch(int fd, uint64_t number, uint64_t bytes)
@@ -167,7 +136,7 @@ static void slab_punch(int fd, uint64_t number, uint64_t bytes)
 }
 
 /* Remember it as long as one of those lives that have it mapped. They have no pins there any more. */
-static void slab_leave(struct daemon *d, struct slab *slab)
+static struct leaving *slab_leave(struct daemon *d, struct slab *slab)
 {
 	struct leaving *leaving;
 	unsigned n = 0;
@@ -184,19 +153,21 @@ static void slab_leave(struct daemon *d, struct slab *slab)
 			leaving->session_ids[leaving->n_sessions++] = s->id;
 	}
 	if (!leaving)
-		return;
-	leaving->fd = slab->fd;
-	slab->fd = -1;
+		return NULL;
+	leaving->fd = fcntl(slab->fd, F_DUPFD_CLOEXEC, 0);
 	leaving->number = slab->number;
 	leaving->bytes = slab->bytes;
 	leaving->next = d->leaving;
 	d->leaving = leaving;
+	return leaving;
 }
 
 static bool leaving_is_over(struct daemon *d, struct leaving *leaving)
 {
 	struct stat st;
 
+	if (leaving->busy)
+		return false; /* counted as long as it is on its way */
 	while (leaving->n_sessions && !session_find(d, leaving->session_ids[leaving->n_sessions - 1]))
 		leaving->n_sessions--;
 	if (!leaving->n_sessions)
@@ -233,25 +204,174 @@ static void slab_look_at_leaving(struct daemon *d)
 	gauge_set(&d->pool.stats->counters.slab_bytes_leaving, occupied);
 }
 
+/* What slabs may take, those that are on their way or were put out included. */
 static uint64_t slab_budget(const struct daemon *d)
 {
 	return d->config.pool_bytes > d->leaving_bytes ? d->config.pool_bytes - d->leaving_bytes : 0;
 }
 
-/* Unlist, unlink, punch empty: whoever still maps it reads zeroes and holds no memory of the budget. */
-static void slab_destroy(struct daemon *d, struct slab *slab)
+/* What may be allocated now. */
+static uint64_t slab_room(const struct daemon *d)
+{
+	uint64_t budget = slab_budget(d), taken = d->slab_bytes_total + d->slab_bytes_moving;
+
+	return budget > taken ? budget - taken : 0;
+}
+
+/* Unlist and unlink; whoever still maps it will read zeroes and hold no memory of the budget.
+   Return: what a maker has to empty. */
+static struct maker_old *slab_destroy(struct daemon *d, struct slab *slab)
 {
 	char name[KVP_OBJECT_NAME_MAX];
+	struct slab_old *old = calloc(1, sizeof(*old));
+	struct leaving *leaving;
 
 	pool_stats_begin(&d->pool);
 	atomic_store_explicit(&slab_row(d, slab)->number, 0, memory_order_release);
-	shm_object_name(name, d->pool.uuid, "slab-%" PRIu64, slab->number);
+	slab_name(d, slab->number, name);
 	shm_remove(name);
-	slab_punch(slab->fd, slab->number, slab->bytes);
-	slab_leave(d, slab);
+	if (!old)
+		slab_punch(slab->fd, slab->number, slab->bytes);
+	leaving = slab_leave(d, slab);
+	if (old) {
+		old->old = (struct maker_old){
+			.fd = slab->fd, .map = slab->map, .bytes = slab->bytes, .number = slab->number};
+		old->leaving = leaving;
+		if (leaving)
+			leaving->busy = true;
+		slab->fd = -1;
+		slab->map = NULL;
+	}
 	slab_count(d, slab, -1);
 	slab_free(d, slab);
 	pool_stats_end(&d->pool);
+	return (struct maker_old *)old;
+}
+
+static void making_say_failed(struct daemon *d, const struct slab *slab, int error)
+{
+	static struct log_limit limit;
+	char message[256];
+
+	snprintf(message, sizeof(message),
+		"no room in " SHM_DIR " for slab %" PRIu64 " of %" PRIu64 " bytes (%s; %" PRIu64
+		" bytes free there): enlarge it, or give a smaller --pool",
+		slab->number, slab->bytes, strerror(-error), shm_free_bytes());
+	if (d->slab_failure)
+		snprintf(d->slab_failure, 256, "%s", message);
+	else if (error != -ECANCELED)
+		log_limited(&limit, LOG_LEVEL_WARN, "%s", message);
+}
+
+static void making_say_unbound(struct daemon *d, const struct maker_job *job)
+{
+	if (job->bind_error < 0 && !d->numa_warned) {
+		d->numa_warned = true;
+		snprintf(d->pool.stats->numa_message, sizeof(d->pool.stats->numa_message),
+			"unbound: binding memory to a node is refused here (%s)", strerror(-job->bind_error));
+		log_warn("NUMA: %s; going on unbound", d->pool.stats->numa_message);
+	}
+	if (job->lock_error < 0 && d->config.lock_memory) {
+		d->config.lock_memory = false;
+		log_warn("lock-memory: cannot lock %" PRIu64
+			 " bytes: %s (LimitMEMLOCK=infinity in the unit, or leave it off); going on unlocked",
+			job->bytes, strerror(-job->lock_error));
+	}
+}
+
+static void making_end_olds(struct making *making)
+{
+	while (making->job.olds) {
+		struct slab_old *old = (struct slab_old *)making->job.olds;
+
+		making->job.olds = old->old.next;
+		if (old->old.error < 0)
+			log_warn("slab %" PRIu64 ": cannot give its memory back: %s", old->old.number,
+				strerror(-old->old.error));
+		if (old->leaving)
+			old->leaving->busy = false;
+		free(old);
+	}
+}
+
+/* Back from the maker: it goes to whom it was made for, or stays spare. */
+static void making_done(struct maker_job *job)
+{
+	struct making *making = job->owner;
+	struct daemon *d = making->d;
+	struct slab *slab = making->slab;
+	struct ns *ns = making->for_ns ? ns_find(d, making->for_ns) : NULL;
+	char name[KVP_OBJECT_NAME_MAX];
+
+	making_end_olds(making);
+	d->slab_bytes_moving -= making->moving;
+	d->n_making--;
+	if (slab) {
+		d->n_coming--;
+		making_say_unbound(d, job);
+		slab->map = job->map;
+		slab->bound = job->bind_error == 0 && topology_n_nodes(d->topology) > 1;
+		if (job->error < 0 || !slab_list(d, slab)) {
+			making_say_failed(d, slab, job->error);
+			slab_name(d, slab->number, name);
+			shm_remove(name);
+			slab_dispose(slab);
+			slab = NULL;
+		}
+		if (ns)
+			ns_slab_came(ns, slab);
+		for (ns = slab && !ns ? d->namespaces : NULL; ns && !d->stopping; ns = ns->next)
+			if (ns->waits)
+				tier_serve(ns);
+	}
+	free(making);
+}
+
+/* Hand @olds in, and a new slab to be made in their room; @bytes 0: none.
+   Return: false: none will come. */
+static bool slab_begin(struct daemon *d, struct maker_old *olds, uint64_t bytes, uint32_t node, uint64_t for_ns)
+{
+	struct making *making = calloc(1, sizeof(*making));
+	struct slab *slab = bytes ? calloc(1, sizeof(*slab)) : NULL;
+	char name[KVP_OBJECT_NAME_MAX];
+	uint64_t freed = 0;
+
+	if (!making) { /* the memory of the old ones is lost to us until the next start */
+		log_err("out of memory: a slab's memory is not given back");
+		free(slab);
+		return false;
+	}
+	if (slab) {
+		*slab = (struct slab){.bytes = bytes,
+			.node = node,
+			.use = KVP_SLAB_SPARE,
+			.guard = GUARD_NONE,
+			.number = atomic_fetch_add(&d->pool.stats->next_number, 1)};
+		slab_name(d, slab->number, name);
+		slab->fd = shm_make(name, bytes, (gid_t)-1);
+		if (slab->fd < 0) {
+			making_say_failed(d, slab, slab->fd);
+			free(slab);
+			slab = NULL;
+		}
+	}
+	for (const struct maker_old *old = olds; old; old = old->next)
+		freed += old->bytes;
+	making->d = d;
+	making->slab = slab;
+	making->for_ns = for_ns;
+	making->moving = slab && slab->bytes > freed ? slab->bytes : freed;
+	making->job = (struct maker_job){.olds = olds,
+		.fd = slab ? slab->fd : -1,
+		.bytes = bytes,
+		.node = node,
+		.done = making_done,
+		.owner = making};
+	d->slab_bytes_moving += making->moving;
+	d->n_making++;
+	d->n_coming += slab != NULL;
+	maker_submit(d->maker, &making->job);
+	return slab;
 }
 
 static struct slab *slab_find_spare(struct daemon *d, uint64_t bytes, uint32_t node)
@@ -272,41 +392,51 @@ static struct slab *slab_find_spare(struct daemon *d, uint64_t bytes, uint32_t n
 
 struct slab *slab_take_spare(struct daemon *d, uint64_t bytes, uint32_t node)
 {
-	struct slab *slab = slab_find_spare(d, bytes, node);
-	uint64_t budget = slab_budget(d);
-	char message[256];
-
-	if (slab)
-		return slab;
-	if (budget < d->slab_bytes_total || /* it was made smaller, or clients hold what left */
-		budget - d->slab_bytes_total + slab_spare_bytes(d) < bytes)
-		return NULL;
-	while (budget - d->slab_bytes_total < bytes) {
-		slab = slab_find_spare(d, 0, node);
-		if (!slab)
-			return NULL;
-		node = node == TOPOLOGY_ANY ? slab->node : node;
-		slab_destroy(d, slab);
-	}
-	slab = slab_make(d, bytes, node == TOPOLOGY_ANY ? 0 : node, message);
-	if (!slab) {
-		static struct log_limit limit;
-
-		log_limited(&limit, LOG_LEVEL_WARN, "%s", message);
-	}
-	return slab;
+	return slab_find_spare(d, bytes, node);
 }
 
-void slab_drop(struct daemon *d, struct slab *slab)
+static bool slab_has_place(const struct daemon *d)
 {
-	static struct log_limit limit;
-	uint32_t node = slab->node;
-	char message[256];
+	return d->n_slabs + d->n_coming < d->pool.header->max_places;
+}
 
-	slab_destroy(d, slab);
-	if (d->slab_bytes_total + d->pool.header->slab_bytes <= slab_budget(d) &&
-		!slab_make(d, d->pool.header->slab_bytes, node, message))
-		log_limited(&limit, LOG_LEVEL_WARN, "%s", message);
+bool slab_request(struct daemon *d, uint64_t bytes, uint32_t node, uint64_t for_ns)
+{
+	uint64_t room = slab_room(d);
+	struct maker_old *olds = NULL;
+
+	if (room + d->slab_bytes_spare < bytes || !slab_has_place(d))
+		return false;
+	while (room < bytes) {
+		struct slab *spare = slab_find_spare(d, 0, node);
+		struct maker_old *old;
+
+		node = node == TOPOLOGY_ANY ? spare->node : node;
+		room += spare->bytes;
+		old = slab_destroy(d, spare);
+		if (old) {
+			old->next = olds;
+			olds = old;
+		}
+	}
+	return slab_begin(d, olds, bytes, node == TOPOLOGY_ANY ? 0 : node, for_ns);
+}
+
+bool slab_give(struct daemon *d, struct slab *slab, uint64_t bytes, uint64_t for_ns)
+{
+	uint32_t node = slab->node;
+	struct maker_old *old = slab_destroy(d, slab);
+	bool enough = bytes && slab_room(d) >= bytes && slab_has_place(d);
+
+	if (!enough)
+		bytes = slab_room(d) >= d->pool.header->slab_bytes ? d->pool.header->slab_bytes : 0;
+	return slab_begin(d, old, bytes, node, enough ? for_ns : 0) && enough;
+}
+
+void slab_settle(struct daemon *d)
+{
+	while (d->n_making)
+		maker_wait(d->maker);
 }
 
 uint64_t slab_spare_bytes(const struct daemon *d)
@@ -408,7 +538,7 @@ void slab_look(struct daemon *d)
 		if (!slab->condemned && (guard_condemned(slab->guard) || !slab_is_whole(slab->fd, slab->bytes)))
 			slab_condemn(d, slab);
 		if (slab->condemned && block_drop_slab(ns, slab)) {
-			ns_remove_slab(ns, slab);
+			ns_remove_slab(ns, slab, NULL);
 			tier_serve(ns);
 		}
 	}
@@ -514,13 +644,50 @@ static uint64_t slab_free_places(const struct daemon *d)
 	return n;
 }
 
+static void slab_maker_ready(struct loop_source *source, uint32_t events)
+{
+	(void)events;
+	maker_reap(source->owner);
+}
+
+static int slab_maker_start(struct daemon *d)
+{
+	int r = maker_open(&d->maker, d->topology, topology_n_cpus(d->topology), d->config.lock_memory);
+
+	if (r < 0)
+		return r;
+	d->maker_source = (struct loop_source){
+		.fd = maker_fd(d->maker), .events = LOOP_IN, .ready = slab_maker_ready, .owner = d->maker};
+	return loop_add(d->loop, &d->maker_source);
+}
+
+/* Fill the budget with spare slabs, all CPUs at work. */
+static int slab_populate(struct daemon *d, uint64_t n, char message[256])
+{
+	unsigned n_nodes = topology_n_nodes(d->topology);
+	uint64_t begun = 0;
+	bool failed = false;
+
+	message[0] = 0;
+	d->slab_failure = message;
+	while (!message[0] && !failed && (begun < n || d->n_making)) {
+		/* few under way, so that one that fails is not followed by many */
+		while (!failed && begun < n && d->n_making < 2 * topology_n_cpus(d->topology))
+			failed = !slab_begin(d, NULL, d->pool.header->slab_bytes, (uint32_t)(begun++ % n_nodes), 0);
+		maker_wait(d->maker);
+		pool_progress(&d->pool, "populating the pool");
+	}
+	slab_settle(d);
+	d->slab_failure = NULL;
+	return message[0] || failed ? -ENOSPC : 0;
+}
+
 int slab_start(struct daemon *d, char message[256])
 {
-	unsigned n_nodes = topology_n_nodes(d->topology), next_node = 0;
 	uint64_t limit = cgroup_limit(), missing;
 
 	d->slabs = calloc(d->pool.header->max_places, sizeof(*d->slabs));
-	if (!d->slabs)
+	if (!d->slabs || slab_maker_start(d) < 0)
 		return -ENOMEM;
 	if (d->config.pool_bytes > limit) {
 		snprintf(message, 256,
@@ -536,7 +703,8 @@ int slab_start(struct daemon *d, char message[256])
 				slab_adopt(d, i);
 	}
 	for (struct slab *spare; d->slab_bytes_total > d->config.pool_bytes && (spare = slab_find_spare(d, 0, 0));)
-		slab_destroy(d, spare);
+		slab_begin(d, slab_destroy(d, spare), 0, 0, 0);
+	slab_settle(d);
 	if (d->slab_bytes_total > d->config.pool_bytes) {
 		snprintf(message, 256,
 			"the pool kept in memory holds %" PRIu64 " bytes of blocks, more than --pool %" PRIu64
@@ -560,18 +728,16 @@ int slab_start(struct daemon *d, char message[256])
 			shm_free_bytes(), missing * d->pool.header->slab_bytes);
 		return -ENOSPC;
 	}
-	while (d->slab_bytes_total + d->pool.header->slab_bytes <= d->config.pool_bytes) {
-		if (!slab_make(d, d->pool.header->slab_bytes, next_node++ % n_nodes, message))
-			return -ENOSPC;
-		pool_progress(&d->pool, "populating the pool");
-	}
-	return 0;
+	return slab_populate(d, missing, message);
 }
 
 void slab_stop(struct daemon *d)
 {
 	if (!d->slabs)
 		return;
+	if (d->maker)
+		loop_del(d->loop, &d->maker_source);
+	maker_close(d->maker);
 	for (uint32_t i = 0; i < d->pool.header->max_places; i++)
 		if (d->slabs[i])
 			slab_free(d, d->slabs[i]);

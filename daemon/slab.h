@@ -44,10 +44,16 @@ struct slab {
 int slab_start(struct daemon *d, char message[256]);
 void slab_stop(struct daemon *d);
 
-/** slab_take_spare() - a zeroed slab of exactly @bytes, from the spare ones (remade in another size if need be); NULL: none */
+/** slab_take_spare() - a zeroed slab of exactly @bytes, from the spare ones, on @node if there is one there; NULL: none */
 struct slab *slab_take_spare(struct daemon *d, uint64_t bytes, uint32_t node);
-/** slab_drop() - the slab leaves whoever had it; a zeroed spare of the usual size takes its room in the budget */
-void slab_drop(struct daemon *d, struct slab *slab);
+/** slab_request() - make one for a namespace, of spare ones of other sizes if need be: ns_slab_came() follows, soon.
+ *  Return: false: there is no room for it, nothing follows. */
+bool slab_request(struct daemon *d, uint64_t bytes, uint32_t node, uint64_t for_ns);
+/** slab_give() - the slab leaves whoever had it, and one of @bytes for a namespace is made of it: ns_slab_came() follows.
+ *  Return: false: it is not enough for that; a spare one of the usual size takes its room in the budget. */
+bool slab_give(struct daemon *d, struct slab *slab, uint64_t bytes, uint64_t for_ns);
+/** slab_settle() - at the start and in tests: wait for all that is being made */
+void slab_settle(struct daemon *d);
 /** slab_set_use() - move its row to another user */
 void slab_set_use(struct daemon *d, struct slab *slab, enum kvp_slab_use use, struct ns *ns);
 uint64_t slab_spare_bytes(const struct daemon *d);

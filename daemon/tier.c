@@ -406,8 +406,9 @@ static struct slab *tier_slab_to_empty(struct ns *donor)
 	return best;
 }
 
-/* Empty one slab of @donor by moving its blocks to its other slabs, a piece a call. Return: true: it is empty, and gone. */
-static bool tier_empty_slab(struct ns *donor)
+/* Empty one slab of @donor by moving its blocks to its other slabs, a piece a call. Return: true: it is empty, and gone to
+   @heir. */
+static bool tier_empty_slab(struct ns *donor, struct ns *heir)
 {
 	uint32_t width = donor->head->slots_per_slab;
 	uint64_t moved = 0;
@@ -434,7 +435,7 @@ static bool tier_empty_slab(struct ns *donor)
 		}
 		moved += donor->head->block_stride;
 	}
-	ns_remove_slab(donor, donor->emptying);
+	ns_remove_slab(donor, donor->emptying, heir);
 	return true;
 }
 
@@ -461,6 +462,14 @@ static uint32_t tier_oldest_age(struct ns *ns)
 	return 0;
 }
 
+/* A share nobody takes: one slab of each namespace that is used, but for one that has none. */
+static bool tier_may_give(const struct ns *ns, const struct ns *other)
+{
+	if (other == ns || !other->n_slots || (int64_t)(loop_now() - other->keeps_until_ns) < 0)
+		return false;
+	return !ns->n_slots || other->n_slots > other->head->slots_per_slab || (!other->n_members && !other->n_based);
+}
+
 /* A namespace whose memory is worth less than ours: nobody uses it, or its oldest block has been unused for far longer. */
 static struct ns *tier_idle_donor(struct ns *ns)
 {
@@ -470,7 +479,7 @@ static struct ns *tier_idle_donor(struct ns *ns)
 	for (struct ns *other = ns->d->namespaces; other; other = other->next) {
 		uint32_t age;
 
-		if (other == ns || !other->n_slots)
+		if (!tier_may_give(ns, other))
 			continue;
 		if (!other->n_members && !other->n_based)
 			return other;
@@ -483,44 +492,59 @@ static struct ns *tier_idle_donor(struct ns *ns)
 	return donor;
 }
 
-/* The namespace that has most memory, if that is more than ours. */
+/* The namespace that has most memory, if that is more than ours; of equals the one that has used its own least lately. */
 static struct ns *tier_largest_donor(struct ns *ns)
 {
 	uint64_t most = ns->n_slots * ns->head->block_stride;
+	uint32_t oldest = 0;
 	struct ns *donor = NULL;
 
-	for (struct ns *other = ns->d->namespaces; other; other = other->next)
-		if (other != ns && other->n_slots * other->head->block_stride > most) {
-			most = other->n_slots * other->head->block_stride;
-			donor = other;
-		}
+	for (struct ns *other = ns->d->namespaces; other; other = other->next) {
+		uint64_t bytes = other->n_slots * other->head->block_stride;
+		uint32_t age;
+
+		if (bytes < most || (!donor && bytes == most) || !tier_may_give(ns, other))
+			continue;
+		age = tier_oldest_age(other);
+		if (bytes == most && age <= oldest)
+			continue;
+		most = bytes;
+		oldest = age;
+		donor = other;
+	}
 	return donor;
 }
 
-static bool tier_steal(struct ns *ns, struct ns *donor, uint32_t node)
+static bool tier_steal(struct ns *ns, struct ns *donor)
 {
 	if (!donor)
 		return false;
 	tier_evict_oldest(
 		donor, donor->head->slots_per_slab - (donor->emptying ? donor->emptying->n_free : 0), STEAL_LOOKS_MAX);
-	return tier_empty_slab(donor) && ns_add_slab(ns, node);
+	if (tier_empty_slab(donor, ns))
+		return true;
+	if (!donor->emptying && !donor->n_writing)
+		donor->keeps_until_ns = loop_now() + STEAL_NS; /* all in use: ask others meanwhile */
+	return false;
 }
 
 uint64_t tier_make_room(struct ns *ns, uint64_t want, uint32_t node)
 {
 	uint64_t now;
 
-	while (ns->n_free < want && ns_add_slab(ns, node))
+	while (ns->n_free + ns->n_coming < want && ns_add_slab(ns, node))
 		;
-	if (ns->n_free + ns->n_writing >= want)
+	if (ns->n_free + ns->n_coming + ns->n_writing >= want)
 		return ns->n_free;
 	now = loop_now();
 	if (now < ns->no_room_until_ns)
 		return ns->n_free;
-	if (now >= ns->steal_after_ns && !tier_steal(ns, tier_idle_donor(ns), node))
+	if (now >= ns->steal_after_ns && !tier_steal(ns, tier_idle_donor(ns)))
 		ns->steal_after_ns = now + STEAL_NS;
+	if (ns->n_free + ns->n_coming + ns->n_writing >= want)
+		return ns->n_free; /* what comes is worth more than what would go for it */
 	tier_evict_oldest(ns, want, LOOKS_MAX);
-	if (!ns->n_free && !ns->n_writing && !tier_steal(ns, tier_largest_donor(ns), node)) {
+	if (!ns->n_free && !ns->n_writing && !ns->n_coming && !tier_steal(ns, tier_largest_donor(ns))) {
 		ns->no_room_until_ns = now + RETRY_NS;
 		ns->d->holds_wanted = true;
 	}

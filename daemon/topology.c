@@ -16,6 +16,7 @@
 #endif
 #define POPULATE_THREADS_MAX 16
 #define POPULATE_PIECE (32ull << 20)
+#define POPULATE_SHARE (512ull << 20) /* worth a thread */
 
 struct topology {
 	hwloc_topology_t hwloc;
@@ -121,6 +122,13 @@ unsigned topology_n_nodes(const struct topology *t)
 	return t->n_nodes ? t->n_nodes : 1;
 }
 
+unsigned topology_n_cpus(const struct topology *t)
+{
+	int n = hwloc_get_nbobjs_by_type(t->hwloc, HWLOC_OBJ_PU);
+
+	return n < 1 ? 1 : (unsigned)n;
+}
+
 uint32_t topology_node_id(const struct topology *t, unsigned i)
 {
 	return i < t->n_nodes ? t->nodes[i]->os_index : 0;
@@ -196,8 +204,12 @@ static void *populate_thread(void *arg)
 	struct populate *p = arg;
 	uint64_t at;
 
-	if (p->topology->n_nodes > 1 && !hwloc_bitmap_iszero(p->topology->nodes[p->node]->cpuset))
-		hwloc_set_cpubind(p->topology->hwloc, p->topology->nodes[p->node]->cpuset, HWLOC_CPUBIND_THREAD);
+	if (p->topology->n_nodes > 1)
+		hwloc_set_cpubind(p->topology->hwloc,
+			hwloc_bitmap_iszero(p->topology->nodes[p->node]->cpuset)
+				? hwloc_get_root_obj(p->topology->hwloc)->cpuset
+				: p->topology->nodes[p->node]->cpuset,
+			HWLOC_CPUBIND_THREAD);
 	while ((at = atomic_fetch_add(&p->next, POPULATE_PIECE)) < p->len) {
 		int r = populate_piece(p->addr + at, p->len - at < POPULATE_PIECE ? p->len - at : POPULATE_PIECE);
 
@@ -211,26 +223,19 @@ int topology_populate(struct topology *t, void *addr, uint64_t len, unsigned i)
 {
 	struct populate p = {.topology = t, .node = i, .addr = addr, .len = len};
 	pthread_t threads[POPULATE_THREADS_MAX];
-	int n_cpus = hwloc_get_nbobjs_by_type(t->hwloc, HWLOC_OBJ_PU);
-	unsigned want = n_cpus < 1 ? 1 : n_cpus > POPULATE_THREADS_MAX ? POPULATE_THREADS_MAX : (unsigned)n_cpus;
-	unsigned n = 0;
+	unsigned want = topology_n_cpus(t), n = 0;
 	sigset_t all, old;
 
-	if (want > len / POPULATE_PIECE)
-		want = (unsigned)(len / POPULATE_PIECE);
+	if (want > POPULATE_THREADS_MAX)
+		want = POPULATE_THREADS_MAX;
+	if (want > 1 + len / POPULATE_SHARE)
+		want = (unsigned)(1 + len / POPULATE_SHARE);
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	while (n < want && pthread_create(&threads[n], NULL, populate_thread, &p) == 0)
+	while (n + 1 < want && pthread_create(&threads[n], NULL, populate_thread, &p) == 0)
 		n++;
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
-	if (!n) { /* small, or no threads to be had: the caller does it, without moving itself to the node */
-		for (uint64_t at = 0; at < len; at += POPULATE_PIECE) {
-			int r = populate_piece(p.addr + at, len - at < POPULATE_PIECE ? len - at : POPULATE_PIECE);
-
-			if (r < 0)
-				return r;
-		}
-	}
+	populate_thread(&p);
 	for (unsigned j = 0; j < n; j++)
 		pthread_join(threads[j], NULL);
 	return atomic_load(&p.error);

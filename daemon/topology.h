@@ -22,6 +22,8 @@ void topology_close(struct topology *topology);
 unsigned topology_n_nodes(const struct topology *topology); /* with memory we may use; at least 1 */
 uint32_t topology_node_id(const struct topology *topology, unsigned i); /* the kernel's number */
 
+unsigned topology_n_cpus(const struct topology *topology); /* we may use; at least 1 */
+
 /** topology_index() - index of the kernel's node @id, or of the nearest one with memory; TOPOLOGY_ANY for an unknown one */
 uint32_t topology_index(const struct topology *topology, uint32_t id);
 
@@ -31,7 +33,8 @@ unsigned topology_near(const struct topology *topology, uint32_t i, unsigned k);
 /** topology_bind() - put [addr, addr + len) on node @i before it is touched. Return: 0; -errno: unbound. */
 int topology_bind(struct topology *topology, void *addr, uint64_t len, unsigned i);
 
-/** topology_populate() - touch [addr, addr + len) for writing, by threads of node @i, without losing contents.
+/** topology_populate() - touch [addr, addr + len) for writing, on a CPU of node @i, without losing contents; the calling
+ *  thread moves there, and a long piece is shared with more threads.
  *  Return: 0; -ENOMEM; -errno. */
 int topology_populate(struct topology *topology, void *addr, uint64_t len, unsigned i);
 

@@ -688,6 +688,89 @@ static void a_namespace_nobody_uses_any_more_gives_all_its_memory_to_the_others(
 	done_with(ours);
 }
 
+#define MANY 20 /* namespaces in 8 slabs */
+
+static void more_namespaces_than_slabs_are_all_served_by_turns(void **state)
+{
+	struct fixture *f = *state;
+	struct wire_ns *many[MANY];
+	uint64_t slots = 0;
+
+	for (unsigned i = 0; i < MANY; i++) {
+		char name[16];
+
+		snprintf(name, sizeof(name), "n%u", i);
+		many[i] = given_ns(&f->w, name, i % 2 ? BLOCK : 48 * KIB);
+	}
+	for (unsigned turn = 0; turn < 3; turn++)
+		for (unsigned i = 0; i < MANY; i++) {
+			struct kvp_key key = wire_key(turn * 100 + i);
+
+			assert_int_equal(wire_put(many[i], &key, NULL, turn * 100 + i, 3000), KVP_PUB_STORED);
+			assert_true(reads_right(many[i], turn * 100 + i));
+		}
+	for (unsigned i = 0; i < MANY; i++)
+		slots += COUNTER(f, many[i], slots) != 0;
+	assert_in_range(slots, 1, 8);
+	assert_true(atomic_load(&f->host.stats->counters.slab_bytes_allocated) <= 8 << 20);
+	for (unsigned i = 0; i < MANY; i++)
+		done_with(many[i]);
+}
+
+static void a_namespace_without_memory_gets_the_one_slab_that_nobody_holds_and_no_other(void **state)
+{
+	struct fixture *f = *state;
+	struct wire_ns *many[9];
+	struct wire_pinned pinned[8];
+	struct kvp_key key;
+
+	for (unsigned i = 0; i < 9; i++) {
+		char name[16];
+
+		snprintf(name, sizeof(name), "n%u", i);
+		many[i] = given_ns(&f->w, name, BLOCK);
+		if (i == 8)
+			break;
+		put(many[i], i, NULL);
+		key = wire_key(i);
+		assert_int_equal(wire_pin(many[i], &key, &pinned[i]), 1);
+	}
+	key = wire_key(8);
+	assert_int_equal(wire_put(many[8], &key, NULL, 8, 300), -KVP_ENOSPC);
+	wire_unpin(many[5], &pinned[5]);
+	assert_int_equal(wire_put(many[8], &key, NULL, 8, 3000), KVP_PUB_STORED);
+	for (unsigned i = 0; i < 8; i++) {
+		assert_int_equal(COUNTER(f, many[i], slots) != 0, i != 5);
+		if (i != 5)
+			assert_true(wire_right(pinned[i].data, pinned[i].used_bytes, i));
+		done_with(many[i]);
+	}
+	done_with(many[8]);
+}
+
+static void a_namespace_that_fills_up_leaves_the_others_their_last_slab(void **state)
+{
+	struct fixture *f = *state;
+	struct wire_ns *quiet[3], *loud;
+
+	for (unsigned i = 0; i < 3; i++) {
+		char name[16];
+
+		snprintf(name, sizeof(name), "q%u", i);
+		quiet[i] = given_ns(&f->w, name, BLOCK);
+		put(quiet[i], i, NULL);
+	}
+	loud = given_ns(&f->w, "loud", BLOCK);
+	for (uint64_t k = 0; k < 400; k++)
+		put(loud, 1000 + k, NULL);
+	assert_int_equal(COUNTER(f, loud, slots), 5 * 16);
+	for (unsigned i = 0; i < 3; i++) {
+		assert_true(reads_right(quiet[i], i));
+		done_with(quiet[i]);
+	}
+	done_with(loud);
+}
+
 static void a_base_is_read_but_not_written_and_parents_may_lie_in_it(void **state)
 {
 	struct fixture *f = *state;
@@ -746,6 +829,9 @@ int main(int argc, char **argv)
 		IN_TWELVE(a_waiting_reserve_is_served_when_a_grant_comes_back),
 		IN_SMALL(memory_moves_to_the_namespace_that_needs_it_and_held_blocks_stay),
 		IN_SMALL(a_namespace_nobody_uses_any_more_gives_all_its_memory_to_the_others),
+		IN_SMALL(more_namespaces_than_slabs_are_all_served_by_turns),
+		IN_SMALL(a_namespace_without_memory_gets_the_one_slab_that_nobody_holds_and_no_other),
+		IN_SMALL(a_namespace_that_fills_up_leaves_the_others_their_last_slab),
 		IN_SMALL(a_base_is_read_but_not_written_and_parents_may_lie_in_it),
 	};
 
