@@ -49,7 +49,7 @@ static const struct option_row options[] = {
 		"operators: may read stats and use the admin socket"},
 	{"name", OPTION_TEXT, AT(name), 0, ROOM(name), "NAME", "name of the pool (default kvpool)"},
 	{"pool", OPTION_SIZE, AT(pool_bytes), MIB, 1ull << 46, "SIZE", "memory for KV blocks"},
-	{"slab", OPTION_SIZE, AT(slab_bytes), 64 * 1024, 1ull << 40, "SIZE",
+	{"slab", OPTION_SIZE, AT(slab_bytes), CONFIG_SLAB_MIN, 1ull << 40, "SIZE",
 		"unit in which memory moves (default: pool / 256, but 2M to 64M, or pool / 4096)"},
 	{"spill", OPTION_SPILL, 0, 0, 0, "DIR:SIZE", "directory and size of the spill store, or off"},
 	{"io", OPTION_TEXT, AT(io), 0, ROOM(io), "ENGINE", "auto, uring or threads"},

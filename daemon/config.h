@@ -13,6 +13,7 @@
 #include "kvpool.h"
 
 #define CONFIG_LISTEN_MAX 8
+#define CONFIG_SLAB_MIN (64 * 1024u)
 
 /* One more socket, and who those that come by it are (pods share uids: the socket then tells them apart). */
 struct config_listen {

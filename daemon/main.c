@@ -34,7 +34,7 @@
 struct beat {
 	struct daemon *d;
 	struct loop_timer timer;
-	uint64_t next_look, next_tier, next_watchdog, watchdog_ns, last_turn;
+	uint64_t next_look, next_tier, next_watchdog, watchdog_ns, last_turn, log_lost;
 };
 struct signals {
 	struct daemon *d;
@@ -57,6 +57,11 @@ static void beat_ring(struct loop_timer *timer)
 	atomic_store_explicit(&d->pool.header->tick, (uint32_t)(now / BEAT_NS), memory_order_relaxed);
 	atomic_store_explicit(&d->pool.header->heartbeat_ns, now, memory_order_relaxed);
 	gauge_set(&d->pool.stats->counters.meta_bytes, d->pool.meta_bytes);
+	if (log_lost() != beat->log_lost) {
+		atomic_fetch_add_explicit(
+			&d->pool.stats->counters.log_lines_lost, log_lost() - beat->log_lost, memory_order_relaxed);
+		beat->log_lost = log_lost();
+	}
 	peer_bury(d);
 	if (now >= beat->next_look) {
 		beat->next_look = now + LOOK_NS;
@@ -98,6 +103,17 @@ static void daemon_log_level(const struct config *config)
 		      : !strcmp(config->log_level, "warn")  ? LOG_LEVEL_WARN
 		      : !strcmp(config->log_level, "debug") ? LOG_LEVEL_DEBUG
 							    : LOG_LEVEL_INFO);
+}
+
+/* A pool is whole slabs. */
+static void daemon_tell_rest(const struct pool *pool, const struct config *config)
+{
+	uint64_t slab = pool->header->slab_bytes, rest = config->pool_bytes % slab;
+
+	if (rest >= CONFIG_SLAB_MIN)
+		log_info("pool = %" PRIu64 " is %" PRIu64 " slabs of %" PRIu64 " bytes, the other %" PRIu64
+			 " bytes are not used: make it a multiple of the slab",
+			config->pool_bytes, config->pool_bytes / slab, slab, rest);
 }
 
 /* SIGHUP: what may change while serving. */
@@ -194,6 +210,7 @@ static int daemon_start(struct daemon *d, char message[256])
 	r = pool_open(&d->pool, &d->config, message);
 	if (r < 0)
 		return r;
+	daemon_tell_rest(&d->pool, &d->config);
 	atomic_store(&d->pool.header->tick, (uint32_t)(loop_now() / BEAT_NS));
 	d->old_io = d->pool.found && pool_old_io(&d->pool);
 	if ((r = slab_start(d, message)) < 0 || (r = ns_start(d, message)) < 0 || (r = session_start(d, message)) < 0)
@@ -283,6 +300,7 @@ int main(int argc, char **argv)
 	char message[256] = "";
 	int r;
 
+	log_open();
 	config_defaults(&d.config);
 	r = config_parse_args(&d.config, argc, argv, message);
 	if (r > 0)

@@ -20,6 +20,7 @@
 #include "table.h"
 
 #define BAR 40
+#define WORTH_TELLING 4096 /* bytes: less is rounding */
 
 /* The sums over all namespaces, counters of its own name each. */
 struct totals {
@@ -44,10 +45,10 @@ static double share(uint64_t part, uint64_t whole)
 	return whole ? (double)part / (double)whole : 0;
 }
 
-static void print_memory(const struct snapshot *snapshot, const struct totals *totals)
+static void print_memory(const struct snapshot *snapshot, const struct totals *totals, uint64_t slab)
 {
 	const struct kvp_counters *c = &snapshot->head.counters;
-	uint64_t pool = C(c->pool_bytes);
+	uint64_t pool = C(c->pool_bytes), rest = slab ? pool % slab : 0;
 	uint64_t used = totals->held_bytes + totals->evictable_bytes + totals->transit_bytes;
 	const struct bar_part parts[] = {{'#', share(totals->held_bytes, pool)},
 		{'+', share(totals->transit_bytes, pool)}, {'=', share(totals->evictable_bytes, pool)}};
@@ -61,6 +62,9 @@ static void print_memory(const struct snapshot *snapshot, const struct totals *t
 	printf("       %" PRIu64 " slabs, %s allocated, %s in no namespace", (uint64_t)C(c->slabs),
 		quantity_bytes(a, C(c->slab_bytes_allocated)), quantity_bytes(b, C(c->slab_bytes_free)));
 	printf("; bookkeeping %s\n", quantity_bytes(a, C(c->meta_bytes)));
+	if (pool > C(c->slab_bytes_allocated) && rest >= WORTH_TELLING)
+		printf("       %s of the pool are not used: it is no multiple of the slab, %s\n",
+			quantity_bytes(a, rest), quantity_bytes(b, slab));
 	if (C(c->slab_bytes_staging) || C(c->slab_bytes_leaving) || C(c->slabs_condemned))
 		printf("       staging %s, leaving %s; %" PRIu64 " slabs condemned\n",
 			quantity_bytes(a, C(c->slab_bytes_staging)), quantity_bytes(b, C(c->slab_bytes_leaving)),
@@ -172,6 +176,9 @@ static void print_clients(const struct kvp_counters *c)
 		(uint64_t)C(c->sessions_died), (uint64_t)C(c->sessions_condemned), (uint64_t)C(c->connections_refused));
 	printf("        messages %" PRIu64 " (%" PRIu64 " refused), longest turn of the loop %.1f ms\n",
 		(uint64_t)C(c->messages), (uint64_t)C(c->messages_refused), (double)C(c->loop_max_us) / 1000);
+	if (C(c->log_lines_lost))
+		printf("        %" PRIu64 " lines of the log are lost: standard error did not take them\n",
+			(uint64_t)C(c->log_lines_lost));
 }
 
 static void stats_page(const struct pool *pool, const struct snapshot *snapshot)
@@ -183,7 +190,7 @@ static void stats_page(const struct pool *pool, const struct snapshot *snapshot)
 	report_head(pool);
 	report_inconsistent(pool, snapshot);
 	printf("\n");
-	print_memory(snapshot, &totals);
+	print_memory(snapshot, &totals, pool->header.slab_bytes);
 	print_spill(snapshot);
 	print_hits(&totals);
 	print_clients(&snapshot->head.counters);

@@ -63,6 +63,19 @@ static int teardown(void **state)
 	return good ? 0 : -1;
 }
 
+static void what_of_a_pool_is_no_whole_slab_is_told(void **state)
+{
+	static const char *const odd[] = {"--pool", "3M", "--slab", "2M", "--spill", "off", NULL};
+	struct host host;
+
+	(void)state;
+	assert_int_equal(host_open(&host, geteuid()), 0);
+	assert_int_equal(host_start(&host, odd), 0);
+	assert_true(host_logged(&host, "is 1 slabs of 2097152 bytes, the other 1048576 bytes are not used", 1000));
+	assert_int_equal(atomic_load(&host.stats->counters.slab_bytes_allocated), 2 * MIB);
+	host_close(&host);
+}
+
 static void put(struct wire_ns *ns, uint64_t k)
 {
 	struct kvp_key key = wire_key(k);
@@ -976,6 +989,7 @@ static void a_senseless_configuration_ends_the_start_with_status_2_and_a_hint(vo
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(what_of_a_pool_is_no_whole_slab_is_told),
 		WITH_DAEMON(a_killed_client_leaves_no_pin_and_no_grant_behind_for_longer_than_two_seconds),
 		WITH_DAEMON(killed_clients_cost_the_daemon_nothing_in_the_end),
 		WITH_DAEMON(a_stopped_client_is_not_taken_for_dead),

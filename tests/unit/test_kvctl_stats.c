@@ -16,6 +16,20 @@ static void a_served_pool_is_a_page_of_80_columns(void **state)
 			fail_msg("%zu columns: %s", strlen(line), line);
 }
 
+static void what_is_lost_or_not_used_is_told(void **state)
+{
+	struct fake *f = *state;
+
+	assert_int_equal(run_here(f, "stats"), 0);
+	assert_null(strstr(f->out, "not used"));
+	assert_null(strstr(f->out, "lines of the log"));
+	f->stats->counters.pool_bytes = 2 * FAKE_SLAB + FAKE_SLAB / 2;
+	f->stats->counters.log_lines_lost = 7;
+	assert_int_equal(run_here(f, "stats"), 0);
+	assert_says(f->out, "of the pool are not used: it is no multiple of the slab");
+	assert_says(f->out, "7 lines of the log are lost");
+}
+
 static void the_balance_of_a_namespace_is_shown_and_judged(void **state)
 {
 	struct fake *f = *state;
@@ -376,6 +390,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		test(a_served_pool_is_a_page_of_80_columns),
+		test(what_is_lost_or_not_used_is_told),
 		test(the_balance_of_a_namespace_is_shown_and_judged),
 		test(json_has_every_counter_by_its_name),
 		test(a_silent_daemon_is_told_with_its_age_and_pid),
