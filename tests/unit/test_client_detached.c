@@ -204,7 +204,7 @@ static void in_the_child_of_a_fork_handles_are_dead(void **state)
 	pid = fork();
 	if (pid == 0) {
 		struct kvp_open_opts opts = {.size = sizeof(opts), .flags = KVP_OPEN_OFFLINE};
-		struct kvp_client *own;
+		struct kvp_client *own = NULL;
 		struct kvp_key key = {{1, 1}};
 		struct kvp_view view = {0};
 		bool good = kvp_ping(f->client, kvp_deadline_ms(10)) == -KVP_EDETACHED &&
