@@ -120,6 +120,8 @@ static void write_done(struct io_op *op, int64_t res)
 		write_failed(t, (int)-res);
 		return;
 	}
+	if (spill->unreserved && spill->health.state == SPILL_UP)
+		health_room(spill);
 	segment->dirty = true;
 	segment->dirty_serial = spill->write_serial;
 	segment_let_live(spill, t->segment, t->index, t->cookie);
@@ -481,4 +483,8 @@ void spill_stats(const struct spill *spill, struct spill_stats *stats)
 	if (spill->health.state != SPILL_UP)
 		snprintf(
 			stats->message, sizeof(stats->message), "%.100s: %.150s", spill->file.path, spill->health.what);
+	else if (spill->health.short_of_room)
+		snprintf(stats->message, sizeof(stats->message),
+			"%.100s: its file system has no room for more than %" PRIu64 " bytes", spill->file.path,
+			stats->used_bytes);
 }

@@ -113,7 +113,8 @@ struct spill_stats {
 	int last_errno;
 	uint64_t capacity, used_bytes, live_bytes, live_records, in_flight;
 	uint64_t writes, write_bytes, reads, read_bytes, write_errors, read_errors, damaged, reclaimed;
-	char message[256]; /* state DOWN or FULL: path, errno, since when; else empty */
+	char message
+		[256]; /* state DOWN or FULL: path, errno, since when; UP, but its file system is full: that; else empty */
 };
 void spill_stats(const struct spill *spill, struct spill_stats *stats);
 

@@ -16,6 +16,7 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "fault.h"
@@ -340,6 +341,24 @@ static void file_settle_direct(struct spill_file *file, char why[64])
 		snprintf(why, 64, "O_DIRECT refused: %.40s", strerror(-r));
 }
 
+/* Is there room for all of it? If not it makes do with less, but the operator meant something else. */
+static void file_warn_of_room(const struct spill_file *file, uint64_t capacity)
+{
+	struct statvfs fs;
+	struct stat st;
+	uint64_t have, room;
+
+	if (fstat(file->fd, &st) < 0 || fstatvfs(file->fd, &fs) < 0)
+		return;
+	have = (uint64_t)st.st_blocks * 512;
+	room = have + (uint64_t)fs.f_bavail * fs.f_frsize;
+	if (room >= capacity)
+		return;
+	log_warn("spill store %s is to hold %" PRIu64 " bytes, but its file system has room for %" PRIu64 " (%" PRIu64
+		 " of them in use by it already): make room there, or give --spill a smaller size",
+		file->path, capacity, room, have);
+}
+
 /* ---- the interface ---- */
 
 int spill_file_open(struct spill_file *file, const struct spill_opts *opts, char note[128], char message[256])
@@ -376,6 +395,7 @@ int spill_file_open(struct spill_file *file, const struct spill_opts *opts, char
 		return r;
 	}
 	file->bytes = (uint64_t)st.st_size;
+	file_warn_of_room(file, opts->capacity);
 	file_settle_direct(file, why);
 	snprintf(message, 256, "%s", file->direct ? "O_DIRECT" : why);
 	if (!file->direct)

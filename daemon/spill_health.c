@@ -9,6 +9,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -96,10 +97,34 @@ void health_flush_failed(struct spill *spill, int err)
 		spill->file.path, strerror(err), err);
 }
 
+static uint64_t health_bytes(const struct spill *spill)
+{
+	return SPILL_SUPER_AREA + (uint64_t)spill->n_present * spill->file.super.segment_bytes;
+}
+
+void health_no_room(struct spill *spill, int err)
+{
+	if (spill->health.short_of_room)
+		return;
+	spill->health.short_of_room = true;
+	log_warn(
+		"spill store %s: no room for more than %" PRIu64 " of its %" PRIu64
+		" bytes: %s (errno %d); it makes do with those: make room on that file system, or give --spill a smaller size",
+		spill->file.path, health_bytes(spill), spill->opts.capacity, strerror(err), err);
+}
+
+void health_room(struct spill *spill)
+{
+	if (spill->health.short_of_room)
+		log_info("spill store %s: its file system gives room again", spill->file.path);
+	spill->health.short_of_room = false;
+}
+
 void health_full(struct spill *spill, int err)
 {
 	if (spill->health.state != SPILL_UP)
 		return;
+	health_no_room(spill, err);
 	health_set(spill, SPILL_FULL, "finding room", err);
 	spill->health.probe_at_ns = loop_now() + FULL_NS;
 }

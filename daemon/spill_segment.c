@@ -133,13 +133,18 @@ static void segment_allocated(struct io_op *op, int64_t res)
 
 	spill->allocating = false;
 	/* a file system without fallocate() gives room when it is written to */
-	if (res == 0 || res == -EOPNOTSUPP || res == -ENOSYS || res == -EINVAL) {
+	spill->unreserved = res == -EOPNOTSUPP || res == -ENOSYS || res == -EINVAL;
+	if (res == 0)
+		health_room(spill);
+	if (res == 0 || spill->unreserved) {
 		spill->segments[spill->n_present++].state = SEGMENT_EMPTY;
 		return;
 	}
 	spill->no_space_until_ns = loop_now() + NO_SPACE_WAIT_NS;
 	if (res != -ENOSPC && res != -EDQUOT && res != -EFBIG)
 		health_failed(spill, SPILL_NO_SEGMENT, "making the file longer", (int)-res);
+	else
+		health_no_room(spill, (int)-res);
 }
 
 void segment_no_space(struct spill *spill, uint32_t i, int err)

@@ -127,6 +127,7 @@ struct health {
 	uint64_t look_at_ns; /* UP: at the file, again */
 	uint64_t up_since_ns;
 	char what[224]; /* went wrong, and since when */
+	bool short_of_room; /* the file system gives less than the capacity; said once, until it gives again */
 	struct probe probe;
 	struct log_limit limit;
 };
@@ -135,8 +136,12 @@ struct health {
 void health_failed(struct spill *spill, uint32_t i, const char *what, int err);
 /** health_flush_failed() - everything written since the last good flush is gone */
 void health_flush_failed(struct spill *spill, int err);
-/** health_full() - the file system gives nothing. */
+/** health_full() - no segment can be had at all */
 void health_full(struct spill *spill, int err);
+/** health_no_room(), health_room() - the file system refused to make the file longer, and gives again: a line each time that
+ *  changes */
+void health_no_room(struct spill *spill, int err);
+void health_room(struct spill *spill);
 void health_tick(struct spill *spill);
 
 /* ---- spill_recover.c ---- */
@@ -182,6 +187,7 @@ struct spill {
 	uint64_t next_sequence;
 	uint64_t write_serial; /* writes ended */
 	bool allocating;
+	bool unreserved; /* no fallocate() here: room is given, or not, to each write */
 	struct io_op allocate_op;
 	uint64_t no_space_until_ns;
 

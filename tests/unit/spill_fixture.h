@@ -259,6 +259,36 @@ static inline uint64_t file_bytes(const struct fixture *f, uint64_t *allocated)
 	return (uint64_t)st.st_size;
 }
 
+/* What is logged from here on; the lines are not shown.  log_lines() ends it: how many of them have @text? */
+struct log_catch {
+	FILE *lines;
+	int stderr_fd;
+};
+
+static inline struct log_catch log_catch(void)
+{
+	struct log_catch c = {tmpfile(), dup(STDERR_FILENO)};
+
+	dup2(fileno(c.lines), STDERR_FILENO);
+	return c;
+}
+
+static inline unsigned log_lines(struct log_catch *c, const char *text)
+{
+	char line[1300];
+	unsigned n = 0;
+
+	if (c->stderr_fd >= 0) {
+		dup2(c->stderr_fd, STDERR_FILENO);
+		close(c->stderr_fd);
+		c->stderr_fd = -1;
+	}
+	rewind(c->lines);
+	while (fgets(line, sizeof(line), c->lines))
+		n += strstr(line, text) != NULL;
+	return n;
+}
+
 /* Bookkeeping adds up: what the segments say is what the totals say. */
 static inline bool store_adds_up(const struct fixture *f)
 {

@@ -9,6 +9,9 @@
 
 enum answer {
 	ANSWER_DONE, /* n_done 5, n_left as given */
+	ANSWER_FAILED, /* likewise, all but one of those left could not be written */
+	ANSWER_IN_USE, /* likewise, no deadline is to blame */
+	ANSWER_OLD, /* of a daemon that tells n_done and n_left only */
 	ANSWER_REFUSED,
 	ANSWER_GARBAGE,
 	ANSWER_SHORT,
@@ -28,7 +31,7 @@ static void serve(int listener, enum answer answer, uint64_t n_left, struct serv
 	struct {
 		struct kvp_msg msg;
 		struct kvp_wire_admin_done done;
-	} reply = {.done = {.n_done = 5, .n_left = n_left}};
+	} reply = {.done = {.n_done = 5, .n_left = n_left, .late = n_left > 0}};
 	char packet[4096];
 	int fd = accept(listener, NULL, NULL);
 	ssize_t n = recv(fd, packet, sizeof(packet), 0);
@@ -42,7 +45,14 @@ static void serve(int listener, enum answer answer, uint64_t n_left, struct serv
 		.type = (uint16_t)(server->msg->type | KVP_MSG_REPLY),
 		.bytes = sizeof(reply),
 		.id = server->msg->id};
-	if (answer == ANSWER_REFUSED) {
+	if (answer == ANSWER_FAILED) {
+		reply.done.n_failed = n_left - 1;
+		reply.done.error = ENOSPC;
+	} else if (answer == ANSWER_IN_USE) {
+		reply.done.late = 0;
+	} else if (answer == ANSWER_OLD) {
+		bytes = reply.msg.bytes = sizeof(reply.msg) + 16;
+	} else if (answer == ANSWER_REFUSED) {
 		reply.msg.status = -EACCES;
 		memcpy(&reply.done, "no\033[2J", 7);
 	} else if (answer == ANSWER_GARBAGE) {
@@ -105,13 +115,54 @@ static void drain_asks_with_its_deadline_and_tells_what_is_left(void **state)
 	server_stop(f, &server);
 }
 
+static void drain_advises_more_time_only_where_time_was_short(void **state)
+{
+	struct fake *f = *state;
+	struct server server = server_start(f, ANSWER_DONE, 3);
+
+	assert_int_equal(run_here(f, "drain"), 1);
+	assert_says(f->out, "3 at the deadline: drain again, with a longer --deadline");
+	server_stop(f, &server);
+	server = server_start(f, ANSWER_FAILED, 1001);
+	assert_int_equal(run_here(f, "drain"), 1);
+	assert_says(f->out, "1001 left; 1000 could not be written (No space left on device)");
+	assert_says(f->out, "1 at the deadline");
+	server_stop(f, &server);
+	server = server_start(f, ANSWER_OLD, 3); /* of a daemon that says no more */
+	assert_int_equal(run_here(f, "drain"), 1);
+	assert_says(f->out, "5 blocks written, 3 left; 3 at the deadline");
+	server_stop(f, &server);
+}
+
+static void evict_says_when_it_falls_short_and_why(void **state)
+{
+	struct fake *f = *state;
+	struct server server = server_start(f, ANSWER_IN_USE, 2);
+
+	assert_int_equal(run_here(f, "evict", "7"), 1);
+	assert_says(f->out, "evicted: 5 of 7 blocks; 2 are held");
+	server_stop(f, &server);
+	server = server_start(f, ANSWER_DONE, 0);
+	assert_int_equal(run_here(f, "evict", "7"), 1);
+	assert_says(f->out, "evicted: 5 of 7 blocks; there are no more");
+	server_stop(f, &server);
+	server = server_start(f, ANSWER_DONE, 9);
+	assert_int_equal(run_here(f, "evict", "--deadline", "20"), 1);
+	assert_says(f->out, "the deadline came first, 9 are left");
+	server_stop(f, &server);
+	server = server_start(f, ANSWER_IN_USE, 9); /* all that may go was asked for, and went */
+	assert_int_equal(run_here(f, "evict"), 0);
+	assert_says(f->out, "evicted: 5 blocks; 9 are held");
+	server_stop(f, &server);
+}
+
 static void evict_names_the_namespace_and_the_number(void **state)
 {
 	struct fake *f = *state;
 	struct server server = server_start(f, ANSWER_DONE, 0);
 
-	assert_int_equal(run_here(f, "evict", "--ns", "model", "7"), 0);
-	assert_says(f->out, "5 blocks");
+	assert_int_equal(run_here(f, "evict", "--ns", "model", "7"), 1);
+	assert_says(f->out, "5 of 7 blocks");
 	assert_int_equal(server.msg->type, KVP_MSG_EVICT);
 	assert_int_equal(server.ask->ns_id, FAKE_NS);
 	assert_int_equal(server.ask->n, 7);
@@ -224,6 +275,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		test(drain_asks_with_its_deadline_and_tells_what_is_left),
+		test(drain_advises_more_time_only_where_time_was_short),
+		test(evict_says_when_it_falls_short_and_why),
 		test(evict_names_the_namespace_and_the_number),
 		test(namespaces_of_one_name_are_told_apart_by_their_ids),
 		test(a_refusal_is_told_in_the_daemon_s_words_made_harmless),

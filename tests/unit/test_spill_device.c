@@ -159,11 +159,18 @@ static void on_a_file_system_smaller_than_the_capacity_the_store_makes_do(void *
 	struct place *p = *state;
 	struct fixture *f = p->f;
 
+	struct log_catch log;
+
 	mount_tmpfs(p, p->dir, "size=14m,mode=700", &p->mounted_dir);
+	log = log_catch();
 	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(log_lines(&log, "is to hold 67108864 bytes, but its file system has room for 1"), 1);
+	assert_int_equal(log_lines(&log, f->path), 1);
+	fclose(log.lines);
 	assert_int_equal(fill(f, 100, false), 100);
 	assert_int_equal(f->spill->n_present, 3);
 	assert_int_equal(stats_of(f).write_errors, 0);
+	assert_non_null(strstr(stats_of(f).message, "no room for more than 12648448 bytes"));
 	assert_int_equal(fixture_reopen(f), 0);
 	assert_true(f->n_found >= 16);
 	assert_int_equal(fill(f, 30, false), 30);

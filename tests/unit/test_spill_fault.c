@@ -433,6 +433,51 @@ static void with_no_room_at_all_the_store_is_full_and_serves_when_there_is_some(
 	assert_int_equal(get(f, 1), 0);
 }
 
+static void a_full_file_system_is_one_line_with_path_errno_and_way_out_and_one_when_there_is_room(void **state)
+{
+	struct fixture *f = *state;
+	struct log_catch log = log_catch();
+
+	for (unsigned k = 0; k < 30; k++) /* 4 segments and one ahead */
+		put(f, k, SIZE);
+	fault_arm("io.allocate=-ENOSPC");
+	for (unsigned k = 30; k < 200; k++) {
+		f->spill->no_space_until_ns = 0; /* asked again at each segment */
+		put(f, k, SIZE);
+	}
+	fault_disarm();
+	for (unsigned k = 200; k < 300; k++) {
+		f->spill->no_space_until_ns = 0;
+		put(f, k, SIZE);
+	}
+	assert_int_equal(log_lines(&log, "spill store"), 2);
+	assert_int_equal(log_lines(&log, f->path), 2);
+	assert_int_equal(log_lines(&log, "No space left on device (errno 28)"), 1);
+	assert_int_equal(log_lines(&log, "make room on that file system, or give --spill a smaller size"), 1);
+	assert_int_equal(log_lines(&log, "gives room again"), 1);
+	assert_string_equal(stats_of(f).message, "");
+	fclose(log.lines);
+}
+
+static void a_store_that_stays_full_is_one_line(void **state)
+{
+	struct fixture *f = *state;
+	struct log_catch log;
+
+	fixture_close(f);
+	unlink(f->path);
+	fault_arm("io.allocate=-ENOSPC");
+	log = log_catch();
+	assert_int_equal(fixture_open(f), 0);
+	for (unsigned n = 0; n < 5; n++) {
+		assert_int_equal(put(f, 1, SIZE), -ENOSPC);
+		tick_in_time(f);
+		assert_int_equal(stats_of(f).state, SPILL_UP); /* until the next write finds out */
+	}
+	assert_int_equal(log_lines(&log, "errno 28"), 1);
+	fclose(log.lines);
+}
+
 static void a_file_system_without_fallocate_serves(void **state)
 {
 	struct fixture *f = *state;
@@ -698,6 +743,8 @@ int main(void)
 		BOTH(o_direct_refused_while_running_loses_nothing),
 		ONCE(a_full_file_system_makes_the_store_reclaim_earlier),
 		BOTH(with_no_room_at_all_the_store_is_full_and_serves_when_there_is_some),
+		ONCE(a_full_file_system_is_one_line_with_path_errno_and_way_out_and_one_when_there_is_room),
+		ONCE(a_store_that_stays_full_is_one_line),
 		ONCE(a_file_system_without_fallocate_serves),
 		BOTH(a_store_removed_or_moved_while_running_goes_down_and_comes_back_with_it),
 		ONCE(a_directory_made_unwritable_while_running_takes_the_store_down_until_it_is_writable),
