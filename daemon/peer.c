@@ -603,7 +603,7 @@ static void on_stage(struct peer *peer, const struct kvp_msg *msg, struct member
 static void on_admin(struct peer *peer, const struct kvp_msg *msg, const void *body, size_t n)
 {
 	struct kvp_wire_admin admin;
-	struct kvp_wire_admin_done done = {0, 0};
+	struct kvp_wire_admin_done done = {0};
 
 	if (!peer->admin) {
 		peer_refuse(peer, msg->type, msg->id, KVP_EACCES,
@@ -621,9 +621,8 @@ static void on_admin(struct peer *peer, const struct kvp_msg *msg, const void *b
 		tier_drain(peer->d, peer, msg->id, admin.deadline_ns);
 		return;
 	case KVP_MSG_EVICT:
-		done.n_done = tier_evict(peer->d, admin.ns_id, admin.n);
-		done.n_left = admin.n - done.n_done;
-		break;
+		tier_evict(peer->d, peer, msg->id, admin.ns_id, admin.n, admin.deadline_ns);
+		return;
 	default:
 		log_info("purge asked for by uid %u: all memory of the pool is given back", (unsigned)peer->uid);
 		peer->d->purge_at_end = true;

@@ -42,6 +42,7 @@ enum job_kind {
 	JOB_RESTORE,
 	JOB_PUBLISH,
 	JOB_DRAIN,
+	JOB_EVICT,
 };
 
 struct waiter {
@@ -70,10 +71,12 @@ struct job {
 	uint64_t fill; /* PUBLISH: slot being copied into, or NO_SLOT */
 	struct io_op op;
 	struct stage *stage; /* PUBLISH: of the member, that may go */
-	uint64_t n_done; /* DRAIN */
+	uint64_t n_done; /* DRAIN, EVICT */
 	struct drain_item *todo;
 	uint64_t n_todo, todo_at, n_failed;
+	int error; /* DRAIN: errno of the last write that failed */
 	bool flushing;
+	uint64_t n_want, ns_id, n_looks; /* EVICT; ns_id 0: all; looks in vain since the last block that went */
 };
 
 /* What a drain has to write. Keys, not entries: those may go meanwhile. */
@@ -89,7 +92,8 @@ struct tier {
 	struct io *copies; /* out of staging areas */
 	struct loop_source copies_source;
 	struct job jobs; /* head of the list of all */
-	struct job *drain;
+	struct job *drain, *evict;
+	struct loop_timer evict_timer; /* its next piece */
 	bool was_down;
 	struct spill_stats told; /* what of the store's numbers is in the counters already */
 	uint64_t reading_bytes; /* being read, or queued for it */
@@ -100,6 +104,7 @@ struct tier {
 static void job_publish_step(struct job *job);
 static void tier_start_reads(struct ns *ns);
 static void drain_step(struct tier *tier);
+static void evict_step(struct tier *tier);
 
 /* ---- jobs ---- */
 
@@ -228,13 +233,33 @@ static void job_answer_publish(struct job *job)
 	job_free(job);
 }
 
-static void job_answer_drain(struct job *job)
+static void job_answer_drain(struct job *job, bool late)
 {
-	struct kvp_wire_admin_done done = {.n_done = job->n_done, .n_left = job->n_left};
+	struct kvp_wire_admin_done done = {.n_done = job->n_done,
+		.n_left = job->n_left,
+		.n_failed = job->n_failed,
+		.error = job->error,
+		.late = late};
 
 	job->d->tier->drain = NULL;
 	if (job->peer)
 		peer_answer(job->peer, KVP_MSG_DRAIN, job->id, 0, &done, sizeof(done), NULL, 0);
+	job_free(job);
+}
+
+static void job_answer_evict(struct job *job, bool late)
+{
+	struct kvp_wire_admin_done done = {.n_done = job->n_done, .late = late};
+
+	for (struct ns *ns = job->d->namespaces; ns; ns = ns->next)
+		if (!job->ns_id || ns->id == job->ns_id)
+			done.n_left += atomic_load(&ns->row->counters.published);
+	if (done.n_left > job->n_want - job->n_done)
+		done.n_left = job->n_want - job->n_done;
+	job->d->tier->evict = NULL;
+	loop_timer_cancel(job->d->loop, &job->d->tier->evict_timer);
+	if (job->peer)
+		peer_answer(job->peer, KVP_MSG_EVICT, job->id, 0, &done, sizeof(done), NULL, 0);
 	job_free(job);
 }
 
@@ -262,7 +287,10 @@ static void job_deadline(struct loop_timer *timer)
 		job_answer_publish(job);
 		return;
 	case JOB_DRAIN:
-		job_answer_drain(job);
+		job_answer_drain(job, true);
+		return;
+	case JOB_EVICT:
+		job_answer_evict(job, true);
 		return;
 	}
 }
@@ -307,11 +335,16 @@ static void tier_written(void *owner, int res, spill_place place)
 	}
 	if (!e->n_hot_children)
 		policy_add(ns, e);
-	if (ns->d->tier->drain && res == 0)
-		ns->d->tier->drain->n_done++;
+	if (ns->d->tier->drain) {
+		ns->d->tier->drain->n_done += res == 0;
+		ns->d->tier->drain->n_failed += res < 0;
+		if (res < 0)
+			ns->d->tier->drain->error = -res;
+	}
 	if (!ns->d->stopping) {
 		tier_serve(ns);
 		drain_step(ns->d->tier);
+		evict_step(ns->d->tier);
 	}
 }
 
@@ -330,8 +363,9 @@ static int tier_write(struct entry *e)
 	return 0;
 }
 
-/* Evict, or start to write, the oldest candidates, until @want slots are free or coming. */
-static void tier_evict_oldest(struct ns *ns, uint64_t want, unsigned looks_max)
+/* Evict, or start to write, the oldest candidates, until @want slots are free or coming. Return: 1; 0: they never will be,
+   the rest is in use; -EAGAIN: the store takes no more writes now; -EINTR: so many looks did not do it. */
+static int tier_evict_oldest(struct ns *ns, uint64_t want, unsigned looks_max)
 {
 	struct daemon *d = ns->d;
 	struct entry *first_held = NULL;
@@ -342,7 +376,7 @@ static void tier_evict_oldest(struct ns *ns, uint64_t want, unsigned looks_max)
 		uint32_t place, index, stamp;
 
 		if (!e || e == first_held)
-			return; /* all round: everything is in use */
+			return 0; /* all round: everything is in use */
 		place = (uint32_t)(e->slot / ns->head->slots_per_slab);
 		index = (uint32_t)(e->slot % ns->head->slots_per_slab);
 		stamp = e->stamp;
@@ -364,13 +398,14 @@ static void tier_evict_oldest(struct ns *ns, uint64_t want, unsigned looks_max)
 			if (r == 0)
 				continue;
 			if (r == -EAGAIN)
-				return;
+				return r;
 		}
 		if (!block_evict(e)) {
 			e->stamp = daemon_tick(d);
 			policy_touch(ns, e);
 		}
 	}
+	return ns->n_free + ns->n_writing < want ? -EINTR : 1;
 }
 
 /* Are all its slots free, or blocks that nobody holds now? */
@@ -1052,9 +1087,13 @@ static void drain_flushed(void *owner, int res, spill_place place)
 	(void)place;
 	if (!tier->drain)
 		return;
-	if (res < 0)
-		tier->drain->n_left += (uint32_t)tier->drain->n_done, tier->drain->n_done = 0;
-	job_answer_drain(tier->drain);
+	if (res < 0) {
+		tier->drain->n_failed += tier->drain->n_done;
+		tier->drain->n_left += (uint32_t)tier->drain->n_done;
+		tier->drain->n_done = 0;
+		tier->drain->error = -res;
+	}
+	job_answer_drain(tier->drain, false);
 }
 
 /* List the hot blocks without a cold copy: those of now, what comes later is not this drain's. */
@@ -1076,6 +1115,15 @@ static int drain_list(struct job *job)
 			return -ENOMEM;
 	}
 	return 0;
+}
+
+/* Why the store takes nothing. */
+static int tier_errno(const struct tier *tier)
+{
+	struct spill_stats stats;
+
+	spill_stats(tier->spill, &stats);
+	return stats.last_errno ? stats.last_errno : ENODEV;
 }
 
 /* Return: 0: written, gone, or cold by now; 1: being written; -EAGAIN: later; other -errno. */
@@ -1107,6 +1155,8 @@ static void drain_step(struct tier *tier)
 		if (r == -EAGAIN)
 			break; /* completions call again */
 		job->n_failed += r < 0;
+		if (r < 0)
+			job->error = r == -ENODEV ? tier_errno(tier) : -r;
 		job->todo_at++;
 	}
 	for (struct ns *ns = tier->d->namespaces; ns; ns = ns->next)
@@ -1146,23 +1196,65 @@ void tier_drain(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t d
 	drain_step(d->tier);
 }
 
-uint64_t tier_evict(struct daemon *d, uint64_t ns_id, uint64_t n)
+/* A piece of it for one namespace. Return: more may come. */
+static bool evict_some(struct job *job, struct ns *ns)
 {
-	uint64_t done = 0;
+	uint64_t before = ns->n_free, want = job->n_want - job->n_done, n_blocks = ns->n_slots;
+	int r = tier_evict_oldest(ns, before + (want < n_blocks ? want : n_blocks), LOOKS_MAX);
 
-	for (struct ns *ns = d->namespaces; ns && done < n; ns = ns->next) {
-		uint64_t before = ns->n_free, most = n - done < ns->n_slots ? n - done : ns->n_slots;
+	job->n_done += ns->n_free - before;
+	job->n_looks = ns->n_free != before || ns->n_writing ? 0 : job->n_looks + LOOKS_MAX;
+	/* a whole round of looks that found only blocks in use is as good as an end */
+	return ns->n_writing || r == 1 || r == -EAGAIN || (r == -EINTR && job->n_looks < n_blocks + LOOKS_MAX);
+}
 
-		if (ns_id && ns->id != ns_id)
+/* Clean blocks, and those no store takes, go now; the others when they have been written, which calls again. */
+static void evict_step(struct tier *tier)
+{
+	struct job *job = tier->evict;
+	uint64_t writing = 0, before;
+	bool more = false;
+
+	if (!job)
+		return;
+	before = job->n_done;
+	for (struct ns *ns = tier->d->namespaces; ns && job->n_done < job->n_want; ns = ns->next) {
+		if (job->ns_id && ns->id != job->ns_id)
 			continue;
-		/* clean and unspillable ones go now, others start to be written and go when asked again */
-		for (uint64_t last = UINT64_MAX; ns->n_free - before < most && ns->n_free != last;) {
-			last = ns->n_free;
-			tier_evict_oldest(ns, before + most + ns->n_writing, LOOKS_MAX);
-		}
-		done += ns->n_free - before;
+		more |= evict_some(job, ns);
+		writing += ns->n_writing;
 	}
-	return done;
+	if (job->n_done >= job->n_want || !more)
+		job_answer_evict(job, false);
+	else if (!tier->evict_timer.heap_index) /* a piece a turn; or look whether the store takes more */
+		loop_timer_set(tier->d->loop, &tier->evict_timer,
+			loop_now() + (job->n_done > before || !writing ? 1000000 : RETRY_NS));
+}
+
+static void evict_ring(struct loop_timer *timer)
+{
+	evict_step(timer->owner);
+}
+
+void tier_evict(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t ns_id, uint64_t n, uint64_t deadline_ns)
+{
+	struct job *job;
+
+	if (d->tier->evict) {
+		peer_refuse(peer, KVP_MSG_EVICT, msg_id, EBUSY, "an evict is under way: wait for it");
+		return;
+	}
+	job = job_new(JOB_EVICT, NULL, peer, msg_id, deadline_ns);
+	if (!job) {
+		peer_refuse(peer, KVP_MSG_EVICT, msg_id, KVP_ENOMEM, "the daemon is out of memory");
+		return;
+	}
+	job->n_want = n;
+	job->ns_id = ns_id;
+	d->tier->evict = job;
+	d->tier->evict_timer.ring = evict_ring;
+	d->tier->evict_timer.owner = d->tier;
+	evict_step(d->tier);
 }
 
 /* ---- the store ---- */
@@ -1222,10 +1314,18 @@ static void *tier_found(void *owner, const struct spill_record *record, spill_pl
 static void tier_spill_ready(struct loop_source *source, uint32_t events)
 {
 	struct tier *tier = source->owner;
+	bool ended;
 
 	(void)events;
-	spill_reap(tier->spill);
+	ended = spill_reap(tier->spill) > 0;
 	tier_stats(tier->d);
+	if (!ended || tier->d->stopping)
+		return;
+	/* what ended may be the store's own, the next segment say, for which others wait */
+	for (struct ns *ns = tier->d->namespaces; ns; ns = ns->next)
+		tier_serve(ns);
+	drain_step(tier);
+	evict_step(tier);
 }
 
 static void tier_copies_ready(struct loop_source *source, uint32_t events)

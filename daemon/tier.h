@@ -46,8 +46,8 @@ void tier_member_gone(struct member *member);
 
 /** tier_drain() - KVP_MSG_DRAIN: write all that is worth it by the deadline */
 void tier_drain(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t deadline_ns);
-/** tier_evict() - KVP_MSG_EVICT. Return: blocks evicted now. */
-uint64_t tier_evict(struct daemon *d, uint64_t ns_id, uint64_t n);
+/** tier_evict() - KVP_MSG_EVICT: @n blocks of @ns_id (0: of all), those that are written first included, by the deadline */
+void tier_evict(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t ns_id, uint64_t n, uint64_t deadline_ns);
 
 /** tier_cold_forget() - the caller dropped its entry: the record is garbage */
 void tier_cold_forget(struct daemon *d, spill_place place);

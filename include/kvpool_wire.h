@@ -180,12 +180,16 @@ struct kvp_wire_staged {
 struct kvp_wire_admin {
 	uint64_t deadline_ns;
 	uint64_t ns_id; /* 0: all */
-	uint64_t n; /* EVICT: blocks at most */
+	uint64_t n; /* EVICT: blocks; UINT64_MAX: all that may go */
 };
 
+/* A reader takes the fields that came and zeroes for the rest. */
 struct kvp_wire_admin_done {
 	uint64_t n_done;
 	uint64_t n_left;
+	uint64_t n_failed; /* of those left: could not be written */
+	int32_t error; /* errno of the last of them */
+	uint32_t late; /* 1: the deadline ended it */
 };
 
 #endif

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,9 +120,11 @@ static int answer_check(
 		complain("%s: the daemon refuses: %s", what, text[0] ? text : strerror(-msg.status));
 		return 1;
 	}
-	if ((size_t)n < sizeof(msg) + sizeof(*done))
+	n -= (ssize_t)sizeof(msg);
+	if (n < (ssize_t)offsetof(struct kvp_wire_admin_done, n_failed))
 		return -EPROTO;
-	memcpy(done, packet + sizeof(msg), sizeof(*done));
+	memset(done, 0, sizeof(*done)); /* an older daemon says less */
+	memcpy(done, packet + sizeof(msg), (size_t)n < sizeof(*done) ? (size_t)n : sizeof(*done));
 	return 0;
 }
 
@@ -184,6 +187,19 @@ static int admin_do(const struct options *options, const char *admin, uint16_t t
 	return !r ? 0 : r == -ETIMEDOUT ? KVCTL_DOWN : KVCTL_FAILED;
 }
 
+/* Why some is left, and what helps: more time only where time was short. */
+static void drain_print_left(const struct kvp_wire_admin_done *done)
+{
+	if (done->n_failed)
+		printf("; %" PRIu64
+		       " could not be written (%s): the store is full or failing, kvctl stats says why: mend that, "
+		       "then drain again",
+			done->n_failed, done->error ? strerror(done->error) : "no reason given");
+	if (done->n_left > done->n_failed)
+		printf("; %" PRIu64 " at the deadline: drain again, with a longer --deadline",
+			done->n_left - done->n_failed);
+}
+
 int drain_command(int argc, char **argv)
 {
 	static const struct option longs[] = {OPTION_POOL, {"deadline", required_argument, NULL, 'd'},
@@ -206,8 +222,9 @@ int drain_command(int argc, char **argv)
 	r = admin_do(&options, admin, KVP_MSG_DRAIN, &ask, limit_ns, &done);
 	if (r)
 		return r;
-	printf("drained: %" PRIu64 " blocks written, %" PRIu64 " left%s\n", done.n_done, done.n_left,
-		done.n_left ? " at the deadline: drain again, with a longer --deadline" : "");
+	printf("drained: %" PRIu64 " blocks written, %" PRIu64 " left", done.n_done, done.n_left);
+	drain_print_left(&done);
+	printf("\n");
 	return output_end(done.n_left ? KVCTL_FAILED : KVCTL_DONE);
 }
 
@@ -226,13 +243,34 @@ static int evict_ns(const struct options *options, const char *name, uint64_t *n
 	return r;
 }
 
+/* Asked for a number: fewer than that is a failure.  Asked for all: what is held may stay. */
+static int evict_print(uint64_t asked, const struct kvp_wire_admin_done *done)
+{
+	bool all = asked == UINT64_MAX;
+
+	printf("evicted: %" PRIu64, done->n_done);
+	if (!all && done->n_done < asked)
+		printf(" of %" PRIu64, asked);
+	printf(" blocks");
+	if (done->late)
+		printf("; the deadline came first, %" PRIu64 " are left: evict again, with a longer --deadline",
+			done->n_left);
+	else if (done->n_left)
+		printf("; %" PRIu64 " are held, in use, or have children that are", done->n_left);
+	else if (!all && done->n_done < asked)
+		printf("; there are no more");
+	printf("\n");
+	return output_end(done->late || (!all && done->n_done < asked) ? KVCTL_FAILED : KVCTL_DONE);
+}
+
 int evict_command(int argc, char **argv)
 {
 	static const struct option longs[] = {OPTION_POOL, {"ns", required_argument, NULL, 'N'},
-		{"admin", required_argument, NULL, 'a'}, OPTION_LAST};
+		{"deadline", required_argument, NULL, 'd'}, {"admin", required_argument, NULL, 'a'}, OPTION_LAST};
 	struct options options = {.command = "evict", .longs = longs, .argc = argc, .argv = argv, .max_rest = 1};
 	struct kvp_wire_admin ask = {.n = UINT64_MAX};
 	const char *ns = NULL, *admin = NULL;
+	uint64_t limit_ns = 30 * SECOND_NS;
 	struct kvp_wire_admin_done done;
 	int c, r;
 
@@ -241,6 +279,8 @@ int evict_command(int argc, char **argv)
 			ns = optarg;
 		if (c == 'a')
 			admin = optarg;
+		if (c == 'd' && quantity_parse_seconds(optarg, &limit_ns) < 0)
+			return option_exit(option_wrong(&options, "--deadline", optarg, "a number of seconds"));
 	}
 	if (c != OPTION_END)
 		return option_exit(c);
@@ -248,11 +288,8 @@ int evict_command(int argc, char **argv)
 		return option_exit(option_wrong(&options, "N", argv[optind], "a number of blocks, 1 at least"));
 	r = ns ? evict_ns(&options, ns, &ask.ns_id) : 0;
 	if (!r)
-		r = admin_do(&options, admin, KVP_MSG_EVICT, &ask, 10 * SECOND_NS, &done);
-	if (r)
-		return r;
-	printf("evicted: %" PRIu64 " blocks\n", done.n_done);
-	return output_end(KVCTL_DONE);
+		r = admin_do(&options, admin, KVP_MSG_EVICT, &ask, limit_ns, &done);
+	return r ? r : evict_print(ask.n, &done);
 }
 
 /* Until it serves or time is up; the library's own back-off would make us late. */

@@ -149,9 +149,9 @@ static void reboot(struct fixture *f, bool in_order)
 	connect_client(f);
 }
 
-static int drain(struct fixture *f, struct kvp_wire_admin_done *done)
+static int ask(struct fixture *f, uint16_t type, uint64_t n, struct kvp_wire_admin_done *done)
 {
-	struct kvp_wire_admin admin = {.deadline_ns = wire_now() + 10000000000ull};
+	struct kvp_wire_admin admin = {.deadline_ns = wire_now() + 10000000000ull, .n = n};
 	char path[112];
 	struct wire w;
 	int r;
@@ -159,9 +159,14 @@ static int drain(struct fixture *f, struct kvp_wire_admin_done *done)
 	snprintf(path, sizeof(path), "%s.admin", f->host.socket);
 	r = wire_connect(&w, path);
 	if (r == 0)
-		r = wire_call(&w, KVP_MSG_DRAIN, &admin, sizeof(admin), done, sizeof(*done));
+		r = wire_call(&w, type, &admin, sizeof(admin), done, sizeof(*done));
 	wire_close(&w);
 	return r;
+}
+
+static int drain(struct fixture *f, struct kvp_wire_admin_done *done)
+{
+	return ask(f, KVP_MSG_DRAIN, 0, done);
 }
 
 /* ---- there and back ---- */
@@ -341,6 +346,63 @@ static void after_a_drain_and_a_reboot_everything_is_back_under_its_old_keys(voi
 		assert_int_equal(comes_back(&f->ns, k, NULL), 1);
 }
 
+static void evict_drops_as_many_as_asked_though_they_are_written_first(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_wire_admin_done done;
+	struct wire_pinned pinned;
+	struct kvp_key key = wire_key(29);
+
+	for (uint64_t k = 0; k < 30; k++)
+		put(&f->ns, k, NULL);
+	assert_int_equal(ask(f, KVP_MSG_EVICT, 12, &done), sizeof(done));
+	assert_int_equal(done.n_done, 12);
+	assert_int_equal(done.n_left, 0);
+	assert_int_equal(COUNTER(f, published), 18);
+	assert_int_equal(COUNTER(f, cold), 12);
+	assert_int_equal(COUNTER(f, dropped), 0);
+	assert_int_equal(wire_pin(&f->ns, &key, &pinned), 1);
+	assert_int_equal(ask(f, KVP_MSG_EVICT, UINT64_MAX, &done), sizeof(done));
+	assert_int_equal(done.n_done, 17);
+	assert_int_equal(done.n_left, 1); /* held */
+	assert_int_equal(done.late, 0);
+	wire_unpin(&f->ns, &pinned);
+	assert_int_equal(ask(f, KVP_MSG_EVICT, 7, &done), sizeof(done));
+	assert_int_equal(done.n_done, 1);
+	assert_int_equal(done.n_left, 0);
+	for (uint64_t k = 0; k < 30; k++)
+		assert_int_equal(comes_back(&f->ns, k, NULL), 1);
+}
+
+static void a_drain_to_a_store_that_takes_nothing_ends_at_once_and_says_why(void **state)
+{
+	struct fixture *f = *state;
+	char binary[sizeof(f->host.binary)];
+	struct kvp_wire_admin_done done;
+	const char *build = getenv("BUILD");
+	uint64_t start;
+
+	disconnect(f);
+	assert_int_equal(host_stop(&f->host), 0);
+	memcpy(binary, f->host.binary, sizeof(binary));
+	snprintf(f->host.binary, sizeof(f->host.binary), "%s/kvpoold-fault", build ? build : "build");
+	setenv("KVPOOL_FAULT", "io.write=-EIO", 1);
+	assert_int_equal(host_start(&f->host, NULL), 0);
+	unsetenv("KVPOOL_FAULT");
+	memcpy(f->host.binary, binary, sizeof(binary));
+	connect_client(f);
+	for (uint64_t k = 0; k < 30; k++)
+		put(&f->ns, k, NULL);
+	start = wire_now();
+	assert_int_equal(drain(f, &done), sizeof(done));
+	assert_true(wire_now() - start < 5000000000ull);
+	assert_int_equal(done.n_done, 0);
+	assert_int_equal(done.n_left, 30);
+	assert_int_equal(done.n_failed, 30);
+	assert_int_equal(done.error, EIO);
+	assert_int_equal(done.late, 0);
+}
+
 static void of_a_key_written_twice_the_later_record_counts_after_a_reboot(void **state)
 {
 	struct fixture *f = *state;
@@ -488,6 +550,8 @@ int main(int argc, char **argv)
 		WITH_SPILL(a_damaged_record_is_a_miss_that_says_so),
 		WITH_SPILL(after_a_kill_of_the_daemon_cold_blocks_are_found_again),
 		WITH_SPILL(after_a_drain_and_a_reboot_everything_is_back_under_its_old_keys),
+		WITH_SPILL(evict_drops_as_many_as_asked_though_they_are_written_first),
+		WITH_SPILL(a_drain_to_a_store_that_takes_nothing_ends_at_once_and_says_why),
 		WITH_SPILL(of_a_key_written_twice_the_later_record_counts_after_a_reboot),
 		WITH_SPILL(kills_while_blocks_come_and_go_never_show_wrong_bytes),
 		WITH_SPILL(a_second_daemon_on_the_same_spill_directory_is_refused),
