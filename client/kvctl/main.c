@@ -36,7 +36,8 @@ static const struct command commands[] = {
 	{"drain", drain_command, "[--deadline SECONDS]", "write what is worth it to the spill store",
 		POOL_HELP "  --admin PATH    the admin socket (socket + .admin)\n"
 			  "  --deadline S    stop then (30)\n"},
-	{"evict", evict_command, "[--ns NAME|ID] [--deadline SECONDS] [N]", "drop N blocks from memory, or all that nobody holds",
+	{"evict", evict_command, "[--ns NAME|ID] [--deadline SECONDS] [N]",
+		"drop N blocks from memory, or all that nobody holds",
 		POOL_HELP "  --admin PATH    the admin socket (socket + .admin)\n"
 			  "  --ns NAME|ID    of this namespace only\n"},
 	{"purge", purge_command, "", "remove the pool from memory, its daemon too",
