@@ -280,7 +280,7 @@ bench: deps-bench ## kvctl bench: pin, publish, share, spill and attention, besi
 
 bench-attn: deps-build ## kvctl bench attn: attention beside the machine's read ceiling
 	$(sub) all
-	@$(BUILD)/kvctl bench attn && echo "bench-attn: ok"
+	@$(BUILD)/kvctl bench attn --self && echo "bench-attn: ok"
 
 check-vm: deps ## boot a virtual machine with systemd and run kvpool there as a service (root; QEMU)
 	$(sub) all

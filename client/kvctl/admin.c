@@ -28,7 +28,8 @@
 #include "snapshot.h"
 
 #define SECOND_NS 1000000000ull
-#define ANSWER_GRACE_NS (5 * SECOND_NS) /* after the deadline the daemon was given */
+#define ANSWER_GRACE_NS SECOND_NS /* after the deadline the daemon was given: it answers at that, not before */
+#define NOTE_NS SECOND_NS /* waiting longer is told */
 
 /* The daemon's socket: as said, else from the header of the pool of that name. */
 static int socket_of(const struct options *options, char path[KVP_SOCKET_MAX])
@@ -138,22 +139,28 @@ int admin_ask(int fd, const char *what, uint16_t type, const struct kvp_wire_adm
 		.msg = {.magic = KVP_WIRE_MAGIC, .type = type, .bytes = sizeof(packet), .id = 1},
 		.body = *ask,
 	};
+	uint64_t note_ns = now_ns() + NOTE_NS;
 	char answer[4096];
 
 	if (send(fd, &packet, sizeof(packet), MSG_NOSIGNAL) < 0)
 		return errno == EAGAIN ? -ETIMEDOUT : -errno;
 	for (;;) {
-		uint64_t now = now_ns();
+		uint64_t now = now_ns(), until = note_ns && note_ns < deadline_ns ? note_ns : deadline_ns;
 		struct pollfd wait = {.fd = fd, .events = POLLIN};
-		int ms = now >= deadline_ns ? 0 : (int)((deadline_ns - now + 999999) / 1000000);
+		int ms = now >= until ? 0 : (int)((until - now + 999999) / 1000000);
 		int r = poll(&wait, 1, ms);
 		ssize_t n;
 
 		if (r < 0 && errno != EINTR)
 			return -errno;
-		if (r == 0)
+		if (r == 0 && until == deadline_ns)
 			return -ETIMEDOUT;
-		if (r < 0)
+		if (r == 0) {
+			complain("%s: waiting for the daemon's answer, %.0f s at most", what,
+				(double)(deadline_ns - note_ns) / SECOND_NS);
+			note_ns = 0;
+		}
+		if (r <= 0)
 			continue;
 		n = recv(fd, answer, sizeof(answer), MSG_DONTWAIT);
 		if (n < 0 && (errno == EINTR || errno == EAGAIN))

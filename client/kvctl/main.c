@@ -40,8 +40,9 @@ static const struct command commands[] = {
 		"drop N blocks from memory, or all that nobody holds",
 		POOL_HELP "  --admin PATH    the admin socket (socket + .admin)\n"
 			  "  --ns NAME|ID    of this namespace only\n"},
-	{"purge", purge_command, "", "remove the pool from memory, its daemon too",
+	{"purge", purge_command, "[--deadline SECONDS]", "remove the pool from memory, its daemon too",
 		POOL_HELP "  --admin PATH    the admin socket (socket + .admin)\n"
+			  "  --deadline S    do not wait longer for the daemon (10)\n"
 			  "With no daemon: as root or the pool's owner. The spill store stays.\n"},
 	{"plan", plan_command, "--layers N --kv-heads N --head-dim N --dtype T --block-tokens N --pool SIZE",
 		"what a model needs, and what a pool holds",

@@ -24,7 +24,7 @@
 #include "pool.h"
 #include "quantity.h"
 
-#define ANSWER_NS 10000000000ull
+#define DEADLINE_NS 10000000000ull
 
 struct sweep {
 	uid_t uid;
@@ -77,6 +77,37 @@ static int sweep_pool(struct sweep *sweep, const char *uuid)
 	snprintf(path, sizeof(path), POOL_SHM_DIR "/kvp-%s-header", uuid);
 	sweep_remove(sweep, path);
 	return 0;
+}
+
+/* A socket file of the pool at which nobody listens; the service manager listens at its own. */
+static void sweep_socket(struct sweep *sweep, const char *path)
+{
+	struct stat st;
+	int fd;
+
+	if (lstat(path, &st) < 0 || !S_ISSOCK(st.st_mode) || st.st_uid != sweep->uid)
+		return;
+	fd = admin_connect(path);
+	if (fd >= 0)
+		close(fd);
+	if (fd != -ECONNREFUSED)
+		return;
+	if (unlink(path) < 0)
+		complain("purge: cannot remove the socket %s: %s", path, strerror(errno));
+	else
+		sweep->n_other++;
+}
+
+/* Those whose paths the header tells; of --listen and --admin-socket only the daemon knows, and the next one takes them over. */
+static void sweep_sockets(struct sweep *sweep, const struct pool *pool)
+{
+	char path[KVP_SOCKET_MAX];
+
+	if (pool->socket[0] != '/')
+		return;
+	sweep_socket(sweep, pool->socket);
+	if (snprintf(path, sizeof(path), "%s.admin", pool->socket) < (int)sizeof(path))
+		sweep_socket(sweep, path);
 }
 
 /* Locked and still the file of that name, or -1 (said). A missing one is made, so that no daemon starts meanwhile. */
@@ -147,6 +178,8 @@ int purge_without_daemon(const char *socket, const char *name, bool quiet)
 		r = KVCTL_FAILED;
 	}
 	close(fd);
+	if (!r && !sweep.n_failed)
+		sweep_sockets(&sweep, &pool);
 	if (!quiet)
 		printf("purged pool %s: %u slabs and %u other objects, %s freed\n", pool.name, sweep.n_slabs,
 			sweep.n_other, quantity_bytes(size, sweep.bytes));
@@ -154,17 +187,21 @@ int purge_without_daemon(const char *socket, const char *name, bool quiet)
 }
 
 /* The daemon answers first and removes then, its file last. Another file of that name is a next daemon's. */
-static void wait_until_gone(const char *pool_file, ino_t inode)
+static bool wait_until_gone(const char *pool_file, ino_t inode, uint64_t deadline_ns)
 {
-	uint64_t end = now_ns() + ANSWER_NS;
 	struct stat st;
 
-	while (now_ns() < end && stat(pool_file, &st) == 0 && st.st_ino == inode)
+	while (stat(pool_file, &st) == 0 && st.st_ino == inode) {
+		if (now_ns() >= deadline_ns)
+			return false;
 		nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+	}
+	return true;
 }
 
 /* By the daemon. Return: exit code. */
-static int purge_by_daemon(const struct options *options, const char *admin, int fd, const char *admin_path)
+static int purge_by_daemon(
+	const struct options *options, const char *admin, int fd, const char *admin_path, uint64_t deadline_ns)
 {
 	struct kvp_wire_admin_done done;
 	struct kvp_wire_admin ask = {0};
@@ -179,7 +216,7 @@ static int purge_by_daemon(const struct options *options, const char *admin, int
 		if (stat(path, &st) < 0)
 			path[0] = 0;
 	}
-	r = admin_ask(fd, "purge", KVP_MSG_PURGE, &ask, now_ns() + ANSWER_NS, &done);
+	r = admin_ask(fd, "purge", KVP_MSG_PURGE, &ask, deadline_ns, &done);
 	if (r < 0)
 		admin_complain("purge", admin_path, r);
 	if (r == -ETIMEDOUT)
@@ -187,22 +224,31 @@ static int purge_by_daemon(const struct options *options, const char *admin, int
 			"purge: the daemon has the request and purges when it goes on; kill it, and purge again, to have it now");
 	if (r)
 		return r == -ETIMEDOUT ? KVCTL_DOWN : KVCTL_FAILED;
-	if (path[0])
-		wait_until_gone(path, st.st_ino);
+	if (path[0] && !wait_until_gone(path, st.st_ino, deadline_ns)) {
+		complain("purge: the daemon has said yes, but %s is still there at the deadline: look with kvctl stats",
+			path);
+		return KVCTL_DOWN;
+	}
 	printf("purged: the daemon has given back all memory of its pool and ended\n");
 	return KVCTL_DONE;
 }
 
 int purge_command(int argc, char **argv)
 {
-	static const struct option longs[] = {OPTION_POOL, {"admin", required_argument, NULL, 'a'}, OPTION_LAST};
+	static const struct option longs[] = {OPTION_POOL, {"deadline", required_argument, NULL, 'd'},
+		{"admin", required_argument, NULL, 'a'}, OPTION_LAST};
 	struct options options = {.command = "purge", .longs = longs, .argc = argc, .argv = argv};
 	char path[KVP_SOCKET_MAX];
+	uint64_t limit_ns = DEADLINE_NS;
 	const char *admin = NULL;
 	int c, fd, r;
 
-	while ((c = option_next(&options)) >= 0)
-		admin = optarg;
+	while ((c = option_next(&options)) >= 0) {
+		if (c == 'a')
+			admin = optarg;
+		if (c == 'd' && quantity_parse_seconds(optarg, &limit_ns) < 0)
+			return option_exit(option_wrong(&options, "--deadline", optarg, "a number of seconds"));
+	}
 	if (c != OPTION_END)
 		return option_exit(c);
 	r = admin_socket_path(&options, admin, path);
@@ -216,7 +262,7 @@ int purge_command(int argc, char **argv)
 		}
 		return output_end(purge_without_daemon(options.socket, options.name, false));
 	}
-	r = purge_by_daemon(&options, admin, fd, path);
+	r = purge_by_daemon(&options, admin, fd, path, now_ns() + limit_ns);
 	close(fd);
 	return output_end(r);
 }

@@ -218,9 +218,65 @@ static void silence_ends_at_the_deadline(void **state)
 	uint64_t before = fake_now();
 
 	assert_int_equal(run_here(f, "drain", "--deadline", "0.1"), 3);
-	assert_true(fake_now() - before < 9000000000u);
+	assert_true(fake_now() - before < 3000000000u);
 	assert_says(f->err, "no answer");
 	server_stop(f, &server);
+	server = server_start(f, ANSWER_NONE, 0);
+	before = fake_now();
+	assert_int_equal(run_here(f, "purge", "--deadline", "1.5"), 3);
+	assert_true(fake_now() - before >= 1500000000u && fake_now() - before < 4000000000u);
+	assert_says(f->err, "purge: waiting for the daemon's answer");
+	assert_says(f->err, "no answer");
+	assert_says(f->err, "purges when it goes on");
+	server_stop(f, &server);
+}
+
+static void a_daemon_that_said_yes_and_does_not_end_is_no_purge(void **state)
+{
+	struct fake *f = *state;
+	struct server server = server_start(f, ANSWER_DONE, 0);
+
+	assert_int_equal(run_here(f, "purge", "--deadline", "0.3"), 3);
+	assert_says(f->err, "is still there at the deadline");
+	assert_null(strstr(f->out, "purged"));
+	server_stop(f, &server);
+}
+
+static void given_socket(const char *path, bool listening)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+	unlink(path);
+	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	if (listening)
+		assert_int_equal(listen(fd, 1), 0); /* until this test program ends */
+	else
+		close(fd);
+}
+
+static void purge_without_a_daemon_takes_the_dead_sockets_too(void **state)
+{
+	struct fake *f = *state;
+	char admin[128];
+
+	snprintf(admin, sizeof(admin), "%s.admin", f->socket);
+	given_socket(f->socket, false);
+	given_socket(admin, false);
+	assert_int_equal(run(f, "purge", "--name", f->name), 0);
+	assert_int_equal(access(f->socket, F_OK), -1);
+	assert_int_equal(access(admin, F_OK), -1);
+}
+
+static void a_socket_somebody_listens_at_is_not_taken(void **state)
+{
+	struct fake *f = *state;
+
+	given_socket(f->socket, true); /* as the service manager does */
+	assert_int_equal(run(f, "purge", "--name", f->name), 0);
+	assert_int_equal(access(f->socket, F_OK), 0);
+	unlink(f->socket);
 }
 
 static void nobody_there_is_told(void **state)
@@ -282,6 +338,9 @@ int main(void)
 		test(a_refusal_is_told_in_the_daemon_s_words_made_harmless),
 		test(answers_that_are_none_are_errors),
 		test(silence_ends_at_the_deadline),
+		test(a_daemon_that_said_yes_and_does_not_end_is_no_purge),
+		test(purge_without_a_daemon_takes_the_dead_sockets_too),
+		test(a_socket_somebody_listens_at_is_not_taken),
 		test(nobody_there_is_told),
 		test(purge_by_the_daemon_waits_until_its_file_is_gone),
 		test(a_socket_path_too_long_is_refused),
