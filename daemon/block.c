@@ -3,6 +3,7 @@
 
 #include <assert.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "guard.h"
@@ -13,6 +14,8 @@
 #include "tier.h"
 
 #define FILL_LOOKS 8
+#define REPAIR_AHEAD 4 /* buckets whose blocks are fetched meanwhile */
+#define ADOPT_AHEAD 8
 
 #define BIT(state) (1u << (state))
 /* row: from; bits: where it may go (the table in block.h) */
@@ -538,6 +541,81 @@ bool block_move(struct entry *e, struct slab *away_from)
 
 /* ---- after a restart ---- */
 
+static bool slot_bit(const struct ns *ns, uint64_t slot)
+{
+	return ns->indexed[slot / 8] & 1u << slot % 8;
+}
+
+/* Is this hint, of bucket @b behind @n_full full ones, right, found by a reader's probes, and the only one of its slot? */
+static bool hint_is_good(struct ns *ns, uint64_t hint, uint64_t b, uint64_t n_full)
+{
+	uint64_t slot = kvp_hint_slot(hint), mask = ns->head->n_buckets - 1, far;
+	const struct slab *slab = ns_slab_of(ns, slot);
+	const struct kvp_block *block = &ns->blocks[slot];
+	enum kvp_block_state state;
+
+	if (!slab || block->slab_number != slab->number || kvp_hint(&block->key, slot) != hint)
+		return false;
+	state = kvp_word_state(block_word(ns, slot));
+	far = (b - kvp_index_home(&block->key, mask + 1)) & mask;
+	return (state == KVP_BLOCK_PUBLISHED || state == KVP_BLOCK_DRAINING) && far <= n_full &&
+	       far < KVP_INDEX_PROBES && !(ns->indexed && slot_bit(ns, slot));
+}
+
+static void hints_prefetch(const struct ns *ns, uint64_t b)
+{
+	for (unsigned i = 0; i < KVP_INDEX_WIDTH; i++) {
+		uint64_t slot = kvp_hint_slot(atomic_load_explicit(&ns->index[b].hint[i], memory_order_relaxed));
+
+		if (ns_slab_of(ns, slot))
+			__builtin_prefetch(&ns->blocks[slot]);
+	}
+}
+
+static bool bucket_is_full(const struct ns *ns, uint64_t b)
+{
+	for (unsigned i = 0; i < KVP_INDEX_WIDTH; i++)
+		if (!atomic_load_explicit(&ns->index[b].hint[i], memory_order_relaxed))
+			return false;
+	return true;
+}
+
+/* Return: how many were taken out. */
+static uint64_t index_repair_pass(struct ns *ns)
+{
+	uint64_t mask = ns->head->n_buckets - 1, n_full = 0, n_bad = 0;
+
+	while (n_full < KVP_INDEX_PROBES && n_full <= mask && bucket_is_full(ns, (0 - n_full - 1) & mask))
+		n_full++;
+	for (uint64_t b = 0; b <= mask; b++) {
+		hints_prefetch(ns, (b + REPAIR_AHEAD) & mask);
+		for (unsigned i = 0; i < KVP_INDEX_WIDTH; i++) {
+			uint64_t hint = atomic_load_explicit(&ns->index[b].hint[i], memory_order_relaxed);
+
+			if (!hint)
+				continue;
+			if (!hint_is_good(ns, hint, b, n_full)) {
+				atomic_store(&ns->index[b].hint[i], 0);
+				n_bad++;
+			} else if (ns->indexed) {
+				ns->indexed[kvp_hint_slot(hint) / 8] |= (uint8_t)(1u << kvp_hint_slot(hint) % 8);
+			}
+		}
+		n_full = bucket_is_full(ns, b) ? n_full + 1 : 0;
+	}
+	return n_bad;
+}
+
+void block_repair_index(struct ns *ns)
+{
+	uint64_t bytes = ((uint64_t)ns->head->max_places * ns->head->slots_per_slab + 7) / 8;
+
+	ns->indexed = calloc(bytes, 1); /* NULL: slower, and hints that are there twice stay until their block goes */
+	/* again: a hint taken out of the last buckets may leave one behind it, in the first, that no probe reaches */
+	while (index_repair_pass(ns) && ns->indexed)
+		memset(ns->indexed, 0, bytes);
+}
+
 /* GRANTED and TAKEN: with its owner as long as that lives. */
 static bool adopt_grant(struct ns *ns, uint64_t slot)
 {
@@ -573,7 +651,7 @@ static bool adopt_published(struct ns *ns, struct slab *slab, uint64_t slot)
 		ns_entry_set_hot(e, slot);
 	else
 		e->slot = slot;
-	if (index_find(&index, &e->key) != slot)
+	if (ns->indexed ? !slot_bit(ns, slot) : index_find(&index, &e->key) != slot)
 		index_insert(&index, &e->key, slot);
 	return true;
 }
@@ -583,6 +661,10 @@ void block_adopt_published(struct ns *ns, struct slab *slab)
 	for (uint32_t i = 0; i < slab->n_slots; i++) {
 		uint64_t slot = (uint64_t)slab->place * ns->head->slots_per_slab + i;
 
+		if (i + 2 * ADOPT_AHEAD < slab->n_slots)
+			ns_entry_prefetch(ns, &ns->blocks[slot + 2 * ADOPT_AHEAD].key, false);
+		if (i + ADOPT_AHEAD < slab->n_slots)
+			ns_entry_prefetch(ns, &ns->blocks[slot + ADOPT_AHEAD].key, true);
 		if (ns->blocks[slot].slab_number == slab->number &&
 			kvp_word_state(block_word(ns, slot)) == KVP_BLOCK_PUBLISHED)
 			adopt_published(ns, slab, slot);

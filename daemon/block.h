@@ -59,10 +59,13 @@ struct entry *block_entry(struct ns *ns, const struct kvp_wire_item *item);
  *  or its bytes are broken. */
 bool block_move(struct entry *e, struct slab *away_from);
 
-/** block_adopt_published() - after a restart, first: what is PUBLISHED may be pinned.  Of a block that is there twice, for a
+/** block_repair_index() - after a restart, first: take out hints that are wrong or there twice; what is missing is put in
+ *  with the block */
+void block_repair_index(struct ns *ns);
+/** block_adopt_published() - then: what is PUBLISHED may be pinned.  Of a block that is there twice, for a
  *  move was cut short, this copy stays: the other one is DRAINING, so nobody holds it */
 void block_adopt_published(struct ns *ns, struct slab *slab);
-/** block_adopt_slab() - then: go through all descriptors of a slab */
+/** block_adopt_slab() - last: go through all descriptors of a slab */
 void block_adopt_slab(struct ns *ns, struct slab *slab);
 /** block_release_set_aside() - the dead daemon's I/O has ended: TAKEN slots without an owner become free */
 void block_release_set_aside(struct daemon *d);

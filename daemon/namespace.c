@@ -20,11 +20,6 @@
 #include "slab.h"
 #include "tier.h"
 
-/* keys are keyed hashes: any 32 bits of them are a hash */
-#undef HASH_FUNCTION
-#define HASH_FUNCTION(keyptr, keylen, hashv) \
-	((hashv) = (unsigned)((const struct kvp_key *)(const void *)(keyptr))->w[1])
-
 #define COLLECT_NS 1000000000ull /* so long spare slabs wait for the rest of a larger one */
 
 static uint64_t page_up(uint64_t bytes)
@@ -93,13 +88,7 @@ static void ns_row_fill(struct ns *ns)
 
 static void ns_free(struct ns *ns)
 {
-	struct entry *e, *tmp;
-
-	HASH_ITER(hh, ns->entries, e, tmp)
-	{
-		HASH_DEL(ns->entries, e);
-		free(e);
-	}
+	ns_entry_free_all(ns);
 	if (ns->head)
 		munmap(ns->head, ns->head->object_bytes);
 	if (ns->fd >= 0)
@@ -263,13 +252,8 @@ static unsigned ns_count_of(const struct daemon *d, uint32_t owner)
 /* Nobody uses it, nothing is under way in it. */
 static bool ns_is_idle(const struct ns *ns)
 {
-	if (ns->n_members || ns->n_based || ns->n_writing || ns->waits || ns->restore_head ||
-		atomic_load(&ns->row->counters.restoring) || atomic_load(&ns->row->counters.taken))
-		return false;
-	for (const struct entry *e = ns->entries; e; e = e->hh.next)
-		if (e->io != ENTRY_IDLE || e->waiters)
-			return false;
-	return true;
+	return !ns->n_members && !ns->n_based && !ns->n_writing && !ns->waits && !ns->restore_head &&
+	       !atomic_load(&ns->row->counters.restoring) && !atomic_load(&ns->row->counters.taken);
 }
 
 /* It says that it is dying, its blocks go, then its memory, its row, its object. */
@@ -288,8 +272,8 @@ static void ns_destroy(struct ns *ns)
 			block_drop_slab(ns, d->slabs[place]);
 			ns_remove_slab(ns, d->slabs[place], NULL);
 		}
-	while (ns->entries)
-		ns_entry_drop(ns->entries);
+	for (struct entry *e; (e = ns_entry_next(ns, NULL));)
+		ns_entry_drop(e);
 	while (*at != ns)
 		at = &(*at)->next;
 	*at = ns->next;
@@ -498,163 +482,6 @@ int ns_join(struct daemon *d, struct session *session, const struct kvp_wire_joi
 	return 0;
 }
 
-/* ---- entries ---- */
-
-struct entry *ns_entry(struct ns *ns, const struct kvp_key *key)
-{
-	struct entry *e;
-
-	HASH_FIND(hh, ns->entries, key, sizeof(*key), e);
-	return e;
-}
-
-struct entry *ns_entry_above(struct ns *ns, const struct kvp_key *key)
-{
-	struct entry *e = ns_entry(ns, key);
-
-	return e || !ns->base ? e : ns_entry(ns->base, key);
-}
-
-bool ns_entry_link(struct entry *e)
-{
-	if (e->parent || kvp_key_is_none(&e->parent_key))
-		return true;
-	e->parent = ns_entry_above(e->ns, &e->parent_key);
-	if (!e->parent)
-		return false;
-	e->next_sibling = e->parent->first_child;
-	if (e->next_sibling)
-		e->next_sibling->prev_sibling = e;
-	e->parent->first_child = e;
-	if (e->slot != NO_SLOT) {
-		e->parent->n_hot_children++;
-		policy_remove(e->parent->ns, e->parent);
-	}
-	return true;
-}
-
-static void ns_entry_unlink(struct entry *e)
-{
-	struct entry *parent = e->parent;
-
-	if (!parent)
-		return;
-	if (e->prev_sibling)
-		e->prev_sibling->next_sibling = e->next_sibling;
-	else
-		parent->first_child = e->next_sibling;
-	if (e->next_sibling)
-		e->next_sibling->prev_sibling = e->prev_sibling;
-	e->parent = e->next_sibling = e->prev_sibling = NULL;
-	if (e->slot != NO_SLOT && --parent->n_hot_children == 0 && parent->slot != NO_SLOT)
-		policy_add(parent->ns, parent);
-}
-
-struct entry *ns_entry_add(struct ns *ns, const struct kvp_key *key, const struct kvp_key *parent)
-{
-	struct entry *e = calloc(1, sizeof(*e));
-
-	if (!e)
-		return NULL;
-	e->key = *key;
-	e->parent_key = *parent;
-	e->ns = ns;
-	e->slot = NO_SLOT;
-	e->stamp = daemon_tick(ns->d);
-	HASH_ADD(hh, ns->entries, key, sizeof(e->key), e);
-	ns_entry_link(e);
-	return e;
-}
-
-void ns_entry_set_hot(struct entry *e, uint64_t slot)
-{
-	e->slot = slot;
-	if (e->parent && e->parent->n_hot_children++ == 0)
-		policy_remove(e->parent->ns, e->parent);
-	if (!e->n_hot_children)
-		policy_add(e->ns, e);
-}
-
-void ns_entry_set_cold_only(struct entry *e)
-{
-	policy_remove(e->ns, e);
-	e->slot = NO_SLOT;
-	if (e->parent && --e->parent->n_hot_children == 0 && e->parent->slot != NO_SLOT)
-		policy_add(e->parent->ns, e->parent);
-}
-
-static void ns_entry_free(struct entry *e)
-{
-	if (e->cold) {
-		tier_cold_forget(e->ns->d, e->cold);
-		gauge_add(&e->ns->row->counters.cold, -1);
-	}
-	ns_entry_unlink(e);
-	policy_remove(e->ns, e);
-	HASH_DEL(e->ns->entries, e);
-	free(e);
-}
-
-void ns_entry_drop(struct entry *top)
-{
-	struct entry *e = top;
-
-	/* chains are long: no recursion */
-	for (;;) {
-		struct entry *child = e->first_child, *parent = e->parent;
-
-		if (child && (child->slot != NO_SLOT || child->io != ENTRY_IDLE)) {
-			ns_entry_unlink(child);
-			child->doomed = child->slot == NO_SLOT;
-			child->stamp = daemon_tick(child->ns->d) - INT32_MAX / 2; /* unreachable: first to go */
-			policy_touch(child->ns, child);
-			continue;
-		}
-		if (child) {
-			e = child;
-			continue;
-		}
-		if (e->io != ENTRY_IDLE) {
-			ns_entry_unlink(e);
-			e->doomed = true;
-		} else {
-			ns_entry_free(e);
-		}
-		if (e == top)
-			return;
-		e = parent;
-	}
-}
-
-/* ---- why a key is not there ---- */
-
-void ns_ghost_add(struct ns *ns, const struct kvp_key *key, enum kvp_miss_reason reason)
-{
-	if (!ns->ghosts)
-		ns->ghosts = calloc(GHOSTS, sizeof(*ns->ghosts));
-	if (ns->ghosts)
-		ns->ghosts[key->w[0] % GHOSTS] =
-			(uint32_t)(key->w[1] >> 34) << 2 | (reason == KVP_MISS_DAMAGED ? 2u : 1u);
-}
-
-static bool ns_sibling_has(struct ns *ns, const struct kvp_key *key)
-{
-	for (struct ns *other = ns->d->namespaces; other; other = other->next)
-		if (other != ns && other->head->owner_uid == ns->head->owner_uid &&
-			!strcmp(other->head->name, ns->head->name) && ns_entry(other, key))
-			return true;
-	return false;
-}
-
-enum kvp_miss_reason ns_miss_reason(struct ns *ns, const struct kvp_key *key)
-{
-	uint32_t ghost = ns->ghosts ? ns->ghosts[key->w[0] % GHOSTS] : 0;
-
-	if (ghost && ghost >> 2 == (uint32_t)(key->w[1] >> 34))
-		return (ghost & 3) == 2 ? KVP_MISS_DAMAGED : KVP_MISS_EVICTED;
-	return ns_sibling_has(ns, key) ? KVP_MISS_SIBLING : KVP_MISS_NEVER;
-}
-
 /* ---- slabs of a namespace ---- */
 
 void ns_attach_slab(struct ns *ns, struct slab *slab, bool adopted)
@@ -804,33 +631,6 @@ static struct ns *ns_adopt(struct daemon *d, struct kvp_ns_row *row)
 	return ns;
 }
 
-/* Take out hints that are wrong or there twice; block_adopt_slab() puts in those that are missing. */
-static void ns_index_repair(struct ns *ns)
-{
-	uint64_t n_blocks = (uint64_t)ns->head->max_places * ns->head->slots_per_slab;
-
-	for (uint64_t b = 0; b < ns->head->n_buckets; b++)
-		for (unsigned i = 0; i < KVP_INDEX_WIDTH; i++) {
-			uint64_t hint = atomic_load(&ns->index[b].hint[i]);
-			uint64_t slot = kvp_hint_slot(hint);
-			bool good = false;
-
-			if (!hint)
-				continue;
-			if (slot < n_blocks && ns_slab_of(ns, slot)) {
-				const struct kvp_block *block = &ns->blocks[slot];
-				struct index index = {ns->index, ns->head->n_buckets, ns->blocks, n_blocks};
-				enum kvp_block_state state = kvp_word_state(atomic_load(&block->word));
-
-				good = (state == KVP_BLOCK_PUBLISHED || state == KVP_BLOCK_DRAINING) &&
-				       block->slab_number == ns_slab_of(ns, slot)->number &&
-				       kvp_hint(&block->key, slot) == hint && index_find(&index, &block->key) == slot;
-			}
-			if (!good)
-				atomic_store(&ns->index[b].hint[i], 0);
-		}
-}
-
 static bool ns_keep_object(void *owner, const char *rest)
 {
 	uint64_t id;
@@ -885,6 +685,7 @@ void ns_adopt_blocks(struct daemon *d)
 	for (struct ns *ns = d->namespaces; ns; ns = ns->next) {
 		struct kvp_ns_counters *c = &ns->row->counters;
 
+		ns_entry_expect(ns, atomic_load(&c->published) + atomic_load(&c->cold));
 		pool_stats_begin(&d->pool);
 		gauge_set(&c->slots, 0);
 		gauge_set(&c->free, 0);
@@ -908,41 +709,16 @@ void ns_adopt_blocks(struct daemon *d)
 			/* a kill between row and table leaves the table without it */
 			ns_attach_slab(ns, slab, listed && atomic_load(&ns->slab_table[place].number) == slab->number);
 		}
-		/* twice: a hint taken out of the last buckets may leave one behind it, in the first, that no probe reaches */
-		ns_index_repair(ns);
-		ns_index_repair(ns);
+		block_repair_index(ns);
 		for (uint32_t place = 0; place < d->pool.header->max_places; place++)
 			if (d->slabs[place] && d->slabs[place]->ns == ns)
 				block_adopt_published(ns, d->slabs[place]);
 		for (uint32_t place = 0; place < d->pool.header->max_places; place++)
 			if (d->slabs[place] && d->slabs[place]->ns == ns)
 				block_adopt_slab(ns, d->slabs[place]);
+		free(ns->indexed);
+		ns->indexed = NULL;
 		pool_stats_end(&d->pool);
-	}
-}
-
-void ns_link_all(struct daemon *d)
-{
-	for (struct ns *ns = d->namespaces; ns; ns = ns->next) {
-		struct entry *e, *tmp;
-
-		HASH_ITER(hh, ns->entries, e, tmp)
-		ns_entry_link(e);
-	}
-	for (struct ns *ns = d->namespaces; ns; ns = ns->next) {
-		struct entry *e = ns->entries;
-
-		while (e) {
-			if (e->slot != NO_SLOT && !e->n_hot_children)
-				policy_add(ns, e);
-			if (e->slot == NO_SLOT && !e->parent && !kvp_key_is_none(&e->parent_key)) {
-				/* its chain is broken: nobody can find it. Dropping takes others with it: begin anew */
-				ns_entry_drop(e);
-				e = ns->entries;
-				continue;
-			}
-			e = e->hh.next;
-		}
 	}
 }
 

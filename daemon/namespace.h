@@ -7,8 +7,6 @@
 #ifndef KVPOOL_NAMESPACE_H
 #define KVPOOL_NAMESPACE_H
 
-#include <uthash.h>
-
 #include "daemon.h"
 #include "kvpool_wire.h"
 #include "slab.h"
@@ -24,7 +22,7 @@ enum entry_io {
 
 /* A known key: hot (in a slot), cold (in the spill store), or both ("clean").  Trees by parent, across a base's border. */
 struct entry {
-	UT_hash_handle hh;
+	struct entry *hash_next;
 	struct kvp_key key;
 	struct kvp_key parent_key;
 	struct ns *ns;
@@ -45,6 +43,12 @@ struct entry {
 	bool doomed; /* forget it when its transfer has ended */
 	struct waiter *waiters; /* requests that wait for its read: tier.c's */
 	struct entry *queue_next; /* QUEUED */
+};
+
+struct entry_table { /* ns_entry.c's */
+	struct entry **buckets;
+	uint64_t n_buckets, room, n;
+	uint64_t first; /* no entry in a bucket below */
 };
 
 /* One session in one namespace. */
@@ -81,7 +85,8 @@ struct ns {
 	unsigned n_based; /* namespaces with this base */
 	unsigned n_members; /* sessions that joined and live */
 	uint32_t left_tick; /* when the last one left */
-	struct entry *entries;
+	struct entry_table entries;
+	uint8_t *indexed; /* at a start: a bit for each slot whose hint was found good */
 	struct policy_heap heap;
 	uint64_t n_slots, n_free;
 	uint64_t n_coming; /* slots of slabs being made for it */
@@ -150,6 +155,14 @@ bool ns_may_read(const struct ns *ns, const struct session *session);
 bool ns_may_write(const struct ns *ns, const struct session *session);
 
 struct entry *ns_entry(struct ns *ns, const struct kvp_key *key);
+/** ns_entry_next() - in no order; NULL: the first. None may be added or dropped on the way. */
+struct entry *ns_entry_next(struct ns *ns, const struct entry *e);
+/** ns_entry_expect() - at a start: so many will come */
+void ns_entry_expect(struct ns *ns, uint64_t n);
+/** ns_entry_prefetch() - it will be asked for: later, then soon */
+void ns_entry_prefetch(const struct ns *ns, const struct kvp_key *key, bool soon);
+/** ns_entry_free_all() - the table too; no counter, heap or tree is kept in step */
+void ns_entry_free_all(struct ns *ns);
 /** ns_entry_above() - in the namespace, or in its base */
 struct entry *ns_entry_above(struct ns *ns, const struct kvp_key *key);
 /** ns_entry_add() - a new entry, linked to its parent if that is known. NULL: no memory. */

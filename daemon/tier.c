@@ -1103,7 +1103,7 @@ static int drain_list(struct job *job)
 
 	for (int count = 1; count >= 0; count--) {
 		for (struct ns *ns = job->d->namespaces; ns; ns = ns->next)
-			for (const struct entry *e = ns->entries; e; e = e->hh.next) {
+			for (const struct entry *e = ns_entry_next(ns, NULL); e; e = ns_entry_next(ns, e)) {
 				if (e->slot == NO_SLOT || e->cold)
 					continue;
 				if (count)

@@ -120,12 +120,7 @@ static inline struct fixture *given_pool(uint32_t seed)
 /* Forget all the daemon knows but what is in shared memory, as a kill does. */
 static inline void restart(struct fixture *f, const bool *lives)
 {
-	while (f->ns.entries) {
-		struct entry *e = f->ns.entries;
-
-		HASH_DEL(f->ns.entries, e);
-		free(e);
-	}
+	ns_entry_free_all(&f->ns);
 	f->ns.heap.n = 0;
 	f->ns.n_free = 0;
 	memset(&f->row.counters, 0, sizeof(f->row.counters));
@@ -154,12 +149,7 @@ static inline void restart(struct fixture *f, const bool *lives)
 
 static inline void done_with(struct fixture *f)
 {
-	while (f->ns.entries) {
-		struct entry *e = f->ns.entries;
-
-		HASH_DEL(f->ns.entries, e);
-		free(e);
-	}
+	ns_entry_free_all(&f->ns);
 	for (unsigned i = 0; i < SESSIONS; i++) {
 		free(f->members[i]);
 		free(f->sessions[i].head);

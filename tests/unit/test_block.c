@@ -50,7 +50,7 @@ static void all_agree(struct fixture *f)
 	for (unsigned b = 0; b < f->ns.head->n_buckets; b++)
 		for (unsigned i = 0; i < KVP_INDEX_WIDTH; i++)
 			hints += atomic_load(&f->ns.index[b].hint[i]) != 0;
-	for (struct entry *e = f->ns.entries; e; e = e->hh.next) {
+	for (struct entry *e = ns_entry_next(&f->ns, NULL); e; e = ns_entry_next(&f->ns, e)) {
 		uint32_t hot = 0;
 
 		for (const struct entry *child = e->first_child; child; child = child->next_sibling)
