@@ -286,7 +286,9 @@ static int hello_once(struct kvp_client *client, struct kvp_wire_welcome *welcom
 	if (s)
 		memcpy(hello->uuid, s->uuid, 16);
 	memcpy(hello->comm, client->comm, sizeof(hello->comm));
-	r = attach_call(request, after_ms(ANSWER_MS));
+	/* on a busy host a daemon that is there takes its time: who opened the client said how long that may be */
+	r = attach_call(
+		request, after_ms(client->connect_timeout_ms > ANSWER_MS ? client->connect_timeout_ms : ANSWER_MS));
 	if (r == 0)
 		r = hello_answered(client, request, welcome);
 	request_free(request);

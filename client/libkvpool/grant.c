@@ -14,6 +14,7 @@
 
 #define GRANTS_MAX KVP_WIRE_BATCH_MAX
 #define REFILL_PAUSE_MS 2000
+#define UNUSABLE_PAUSE_MS 5 /* grants that could not be mapped: asked for again after so long */
 
 /* ---- grants ---- */
 
@@ -256,12 +257,11 @@ static struct request *reserve_request(struct ns_map *map, uint32_t n, uint64_t 
 	return request;
 }
 
-/* Return: how many of @rooms are filled; < 0: the daemon granted none, or none of them can be used. */
+/* Return: how many of @rooms are filled, 0: grants came, but none can be used now; -ENOSPC: the daemon granted none. */
 static int reserve_take(struct ns_map *map, const struct request *request, struct room *rooms, uint32_t n_rooms)
 {
 	const struct kvp_wire_reserve *asked = request_body(request);
-	uint32_t n = (uint32_t)(request->body_bytes / sizeof(struct kvp_wire_grant)), got;
-	bool again;
+	uint32_t n = (uint32_t)(request->body_bytes / sizeof(struct kvp_wire_grant));
 
 	if (n < asked->n) { /* room is scarce: what becomes free is for who needs it, and asking keeps the daemon busy */
 		pthread_mutex_lock(&map->lock);
@@ -270,12 +270,8 @@ static int reserve_take(struct ns_map *map, const struct request *request, struc
 	}
 	if (!n)
 		return -ENOSPC;
-	got = grants_take(map, request->connection, (const struct kvp_wire_grant *)(const void *)request->body, n,
+	return (int)grants_take(map, request->connection, (const struct kvp_wire_grant *)(const void *)request->body, n,
 		rooms, n_rooms);
-	pthread_mutex_lock(&map->lock);
-	again = got || request->connection != map->connection;
-	pthread_mutex_unlock(&map->lock);
-	return again ? (int)got : -ENOSPC;
 }
 
 /* Grants that nobody waits for (any more): the keeper maps their slabs outside of receiving. */
@@ -412,8 +408,10 @@ uint32_t grant_rooms(struct ns_map *map, uint32_t n, uint64_t deadline_ns, struc
 		if (!ask || (deadline_ns && deadline_ns <= now_ns()))
 			break;
 		more = reserve_ask(map, ask, deadline_ns, rooms + got);
-		if (more < 0)
+		if (more < 0 || (!more && !deadline_ns))
 			break;
+		if (!more) /* a connection that ended, a slab that could not be mapped just now */
+			nanosleep(&(struct timespec){.tv_nsec = UNUSABLE_PAUSE_MS * (long)MS}, NULL);
 		got += (uint32_t)more;
 	}
 	return got;

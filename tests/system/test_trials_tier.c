@@ -357,7 +357,13 @@ static uint64_t bytes_of(unsigned turn)
 	return turn & 1 ? TRIAL_BLOCK : TRIAL_BLOCK / 2 + 17;
 }
 
-static int read_until_stopped(const struct trial *t, const _Atomic int *stop)
+/* What the readers are told. */
+struct tell {
+	_Atomic int stop;
+	_Atomic int rest; /* what is read all the time is never forgotten */
+};
+
+static int read_until_stopped(const struct trial *t, const struct tell *tell)
 {
 	struct kvp_client *client;
 	struct kvp_desc desc;
@@ -366,12 +372,16 @@ static int read_until_stopped(const struct trial *t, const _Atomic int *stop)
 	trial_desc(&desc);
 	if (trial_client(t, &client) < 0 || trial_ns(client, "m", &desc, &ns) < 0)
 		return 2;
-	for (uint64_t i = 0; !atomic_load(stop) && getppid() != 1; i++) {
+	for (uint64_t i = 0; !atomic_load(&tell->stop) && getppid() != 1; i++) {
 		uint64_t k = i % REWRITTEN;
 		struct kvp_key key = wire_key(k);
 		struct kvp_view view;
 		bool right = true;
 
+		if (atomic_load(&tell->rest)) {
+			wire_sleep_ms(1);
+			continue;
+		}
 		if (kvp_acquire(ns, &key, 1, 0, kvp_deadline_ms(50), &view) == 1) {
 			right = view.used_bytes == bytes_of(0)
 					? wire_right(view.data, bytes_of(0), k)
@@ -384,53 +394,79 @@ static int read_until_stopped(const struct trial *t, const _Atomic int *stop)
 	return 0;
 }
 
-static void rewrite(struct trial *t, unsigned turns, unsigned *rewritten)
+/* Return: is none of the keys left, neither in memory nor in the store? */
+static bool forgotten(struct kvp_ns *ns)
 {
-	for (unsigned turn = 0; turn < turns; turn++) {
-		for (uint64_t k = 0; k < REWRITTEN; k++) {
-			struct kvp_key key = wire_key(k);
+	struct kvp_key keys[REWRITTEN];
+	struct kvp_match_part part = {.ns = ns, .keys = keys};
+	uint8_t states[REWRITTEN];
+	bool none = true;
 
-			*rewritten +=
-				trial_put(t->ns, &key, NULL, (turn & 1) * 500 + k, bytes_of(turn)) == KVP_PUB_STORED;
-		}
-		for (uint64_t k = 0; k < 280; k++) { /* until they are gone from the store too */
-			struct kvp_key key = wire_key(100000 + turn * 1000 + k);
+	for (uint64_t k = 0; k < REWRITTEN; k++)
+		keys[k] = wire_key(k);
+	assert_true(kvp_match(&part, 1, REWRITTEN, KVP_MATCH_ALL, states) >= 0);
+	for (unsigned i = 0; i < REWRITTEN; i++)
+		none = none && states[i] == KVP_MISS;
+	return none;
+}
 
-			trial_put(t->ns, &key, NULL, k, TRIAL_BLOCK);
-		}
+static void fill(struct kvp_ns *ns, uint64_t first, unsigned n)
+{
+	for (uint64_t k = first; k < first + n; k++) {
+		struct kvp_key key = wire_key(k);
+
+		assert_int_equal(trial_put(ns, &key, NULL, k, TRIAL_BLOCK), KVP_PUB_STORED);
 	}
+}
+
+/* @turn: no other may be the same: what fills the store has keys of its own. */
+static void rewrite(struct trial *t, struct tell *tell, unsigned turn)
+{
+	uint64_t other = 100000 + turn * 10000ull;
+
+	for (uint64_t k = 0; k < REWRITTEN; k++) {
+		struct kvp_key key = wire_key(k);
+
+		assert_int_equal(trial_put(t->ns, &key, NULL, (turn & 1) * 500 + k, bytes_of(turn)), KVP_PUB_STORED);
+	}
+	fill(t->ns, other, 100); /* with readers that bring them back */
+	atomic_store(&tell->rest, 1);
+	for (unsigned more = 100; !forgotten(t->ns); more += 20) {
+		assert_true(more < 4000);
+		fill(t->ns, other + more, 20);
+	}
+	atomic_store(&tell->rest, 0);
 }
 
 static void a_key_written_again_and_again_is_read_wholly_old_or_wholly_new(void **state)
 {
 	struct trial *t = given(geteuid(), "16M"); /* the least there is: keys are forgotten soon */
-	_Atomic int *stop = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	unsigned rewritten = 0;
+	struct tell *tell = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	pid_t readers[4];
 	int status;
 
 	(void)state;
-	assert_true(stop != MAP_FAILED);
+	assert_true(tell != MAP_FAILED);
 	trial_start(t);
 	for (unsigned i = 0; i < 4; i++) {
 		readers[i] = fork();
 		if (readers[i] == 0)
-			_exit(read_until_stopped(t, stop));
+			_exit(read_until_stopped(t, tell));
 	}
 	for (unsigned round = 0; round < 4; round++) {
 		trial_attach(t);
-		rewrite(t, 4, &rewritten);
+		for (unsigned turn = 0; turn < 3; turn++)
+			rewrite(t, tell, 3 * round + turn);
 		host_kill(&t->host);
 		trial_start(t);
 		trial_detach(t);
 	}
-	atomic_store(stop, 1);
+	atomic_store(&tell->stop, 1);
 	for (unsigned i = 0; i < 4; i++) {
 		assert_int_equal(waitpid(readers[i], &status, 0), readers[i]);
 		assert_int_equal(status, 0);
 	}
-	assert_true(rewritten > 3 * REWRITTEN);
-	munmap((void *)(uintptr_t)stop, PAGE);
+	munmap(tell, PAGE);
 	assert_true(trial_end(t));
 	free(t);
 }
