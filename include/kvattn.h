@@ -29,7 +29,8 @@
  * Promise: on one instruction set (kvattn_isa_name()) the bits of a query row's result depend on that row, its
  * position, the options and the visible keys with their positions alone: not on how queries are cut into calls, what
  * else is in the batch, the number of threads, the block size, HND or NHD, or where blocks lie.  (Blocks listed with
- * block_pos out of order of position give results within rounding of that.)  So an engine that reuses KV computes the
+ * block_pos out of order of position give results within rounding of that.  TILED has an order of sums of its own:
+ * within it all of this holds, against HND and NHD it differs by rounding.)  So an engine that reuses KV computes the
  * very tokens of one that does not.
  *
  * Threads: every call may run in any number of threads at once, also after fork(); nothing blocks but the wait of
@@ -68,14 +69,14 @@ enum kvattn_type { /* of stored elements, little-endian; numbers never change */
 	KVATTN_F32 = 1,
 	KVATTN_F16 = 2, /* IEEE 754 binary16 */
 	KVATTN_BF16 = 3,
-	KVATTN_I8 = 4, /* this and what follows: reserved, -ENOTSUP */
-	KVATTN_I4 = 5,
+	KVATTN_I8 = 4, /* a scale for each token and head, TILED only: value = scale * code, code -127 .. 127 */
+	KVATTN_I4 = 5, /* this and what follows: reserved, -ENOTSUP */
 	KVATTN_FP8_E4M3 = 6,
 };
 
 enum kvattn_layout {
 	KVATTN_ROWS = 1, /* a token's vector of one head is contiguous; the rest by strides */
-	KVATTN_TILED = 2, /* reserved, -ENOTSUP */
+	KVATTN_TILED = 2, /* tiles of 16 tokens of a head, K by dimension, V by token: the fastest */
 };
 
 #define KVATTN_DIM_MAX 576u
@@ -87,6 +88,12 @@ enum kvattn_layout {
  * One layer inside a block.  Element d of head h of token t of K lies at
  * block + k_off + t * k_token_stride + h * k_head_stride + d * element size; V likewise.  Offsets and strides are bytes
  * and multiples of the element size.  K and V may share bytes (v_off == k_off, as in a latent cache).
+ *
+ * TILED: a head's tokens are cut into tiles of T = min(16, block_tokens) tokens, tile i of head h lies at
+ * block + k_off + i * k_token_stride + h * k_head_stride, V's likewise.  In K's tile dim d of token t is element
+ * d * T + t.  V's dims are rounded up to 16 and cut into chunks of 64; in its tile dim d of token t of chunk c is element
+ * c * 64 * T + t * (dims of the chunk) + d % 64.  I8 has T scales (f32) behind the elements, at a multiple of 4 bytes;
+ * its offsets and strides are multiples of 4.  The last tile of a block is a whole one: its rest is room unused.
  */
 struct kvattn_geom {
 	uint32_t size; /* sizeof(struct kvattn_geom) */
@@ -129,10 +136,21 @@ KVATTN_API int kvattn_geom_init_hnd(struct kvattn_geom *geom, const struct kvatt
 /** kvattn_geom_init_nhd() - the same for a block [layer][K, V][token][kv_head][dim] */
 KVATTN_API int kvattn_geom_init_nhd(struct kvattn_geom *geom, const struct kvattn_shape *shape, uint32_t layer);
 
-/** kvattn_block_bytes() - length of a block of either layout, without padding at its end; 0: the shape is refused */
+/**
+ * kvattn_geom_init_tiled() - the same for a block [layer][kv_head][tile][K, V], each K and V padded to 64 bytes
+ *
+ * The fastest layout: a decode step reads it straight on, four blocks at a time.  block_tokens: 64 and more is
+ * fastest, other multiples of 16 are fast; any other number works through copies.
+ */
+KVATTN_API int kvattn_geom_init_tiled(struct kvattn_geom *geom, const struct kvattn_shape *shape, uint32_t layer);
+
+/** kvattn_block_bytes() - length of an HND or NHD block, without padding at its end; 0: the shape is refused */
 KVATTN_API uint64_t kvattn_block_bytes(const struct kvattn_shape *shape);
 
-/** kvattn_type_bytes() - of one element; 0: the type is not served */
+/** kvattn_block_bytes_tiled() - the same of a TILED block */
+KVATTN_API uint64_t kvattn_block_bytes_tiled(const struct kvattn_shape *shape);
+
+/** kvattn_type_bytes() - of one element, without its scale; 0: the type is not served */
 KVATTN_API uint32_t kvattn_type_bytes(uint32_t type);
 
 /**
@@ -144,8 +162,9 @@ KVATTN_API uint32_t kvattn_type_bytes(uint32_t type);
  * @v:           [n_tokens][n_kv_heads][dim_v]; NULL: V stays as it is
  * @v_stride:    as @k_stride
  *
- * Rounds to nearest even, to infinity beyond the largest value; NaN stays NaN.  Only the bytes of these rows are
- * written.
+ * Rounds to nearest even, to infinity beyond the largest value; NaN stays NaN.  I8: the scale is the largest
+ * magnitude / 127; a row with anything not finite in it comes back as NaN throughout.  Only the bytes of these rows
+ * are written.
  * Return: 0; -EINVAL; -ENOTSUP type or layout.
  */
 KVATTN_API int kvattn_put(const struct kvattn_geom *geom, void *block, uint32_t first_token, uint32_t n_tokens,
@@ -159,7 +178,7 @@ KVATTN_API int kvattn_get(const struct kvattn_geom *geom, const void *block, uin
 
 /*
  * The blocks of one sequence, in order.  All are full but the last one used, which holds what is left of n_tokens;
- * bytes past that are never read.  The same block may stand in many tables, and twice in one: its tokens then count
+ * bytes past that are never read (TILED: read at most up to the end of their tile, and never used).  The same block may stand in many tables, and twice in one: its tokens then count
  * twice.
  */
 struct kvattn_table {

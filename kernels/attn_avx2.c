@@ -10,6 +10,7 @@
 #define TARGET __attribute__((target("avx2,fma,f16c")))
 #define LANES 8u
 #define KEY_ROWS 2 /* with four keys: 8 sums, 4 keys, a query */
+#define KEY_VECS 4 /* TILED: vectors of keys at a time */
 #define VALUE_ROWS 4
 #define VALUE_VECS 2 /* 8 sums, 2 values, a weight */
 #define VEC TARGET static inline __attribute__((always_inline))
@@ -41,6 +42,11 @@ VEC vec vec_load_bf16(const uint16_t *p)
 	const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
 
 	return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+
+VEC vec vec_load_i8(const int8_t *p)
+{
+	return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
 }
 
 VEC void vec_store(float *p, vec v)
@@ -171,11 +177,12 @@ VEC void vec_store_sums(float *p, vec a, vec b, vec c, vec d)
 
 #include "attn_vec.h"
 #include "attn_tmpl.h"
+#include "attn_tiled.h"
 
 const struct attn_isa attn_isa_avx2 = {
 	.name = "avx2",
 	.scratch_bytes = tmpl_scratch_bytes,
-	.part = tmpl_part,
+	.part = isa_part,
 	.store = tmpl_store,
 	.load = tmpl_load,
 };

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "attn.h"
+#include "geom.h"
 #include "half.h"
 
 /* A dot product runs in this many sums side by side, else each addition would wait for the one before. */
@@ -59,7 +60,7 @@ static size_t ref_scratch_bytes(const struct attn_call *call, uint32_t rows, uin
 /* The keys of one KV head at positions tile->pos and on. */
 static void tile_load(const struct attn_part *part, uint32_t head, struct ref_tile *tile)
 {
-	const struct kvattn_geom *g = &part->call->geom;
+	const struct geom_tensor k = geom_tensor_k(&part->call->geom), v = geom_tensor_v(&part->call->geom);
 
 	tile->present = 0;
 	for (uint32_t i = 0; i < part->n_runs; i++) {
@@ -72,10 +73,8 @@ static void tile_load(const struct attn_part *part, uint32_t head, struct ref_ti
 			const uint64_t token = run->token + (uint64_t)(pos - run->pos);
 			const size_t slot = (size_t)(pos - tile->pos);
 
-			ref_load(g->type_k, tile->k + slot * g->dim_k,
-				run->block + g->k_off + token * g->k_token_stride + head * g->k_head_stride, g->dim_k);
-			ref_load(g->type_v, tile->v + slot * g->dim_v,
-				run->block + g->v_off + token * g->v_token_stride + head * g->v_head_stride, g->dim_v);
+			geom_row_load(&attn_isa_scalar, &k, run->block, token, head, tile->k + slot * k.dim);
+			geom_row_load(&attn_isa_scalar, &v, run->block, token, head, tile->v + slot * v.dim);
 			tile->present |= 1ull << slot;
 		}
 	}

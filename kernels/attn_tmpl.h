@@ -22,6 +22,7 @@
 #include <string.h>
 
 #include "attn.h"
+#include "geom.h"
 
 #define STREAMS 4u
 #define SUB_TOKENS 16u
@@ -78,8 +79,9 @@ struct work {
 	float *sum; /* [heads][rows][LANES] */
 	float *weight; /* [rows][ATTN_TILE]: scores, then weights */
 	uint64_t *mask; /* [rows]: the keys that count, by index */
-	uint64_t *seen; /* [n_q]: the keys in sight */
+	uint64_t *seen; /* [n_q]: the keys in sight; TILED: [steps of a split][n_q] */
 	char *k_copy, *v_copy; /* a tile of one head each */
+	float *k_wide, *v_wide; /* TILED: the same as f32 */
 };
 
 /* ---- Memory ---- */
@@ -87,7 +89,10 @@ struct work {
 static size_t scratch_layout(
 	const struct attn_call *call, uint32_t rows_all, uint32_t rows, struct work *w, char *memory)
 {
-	const size_t k_pad = attn_round_up(call->geom.dim_k, LANES), v_pad = attn_round_up(call->geom.dim_v, LANES);
+	const bool tiled = call->geom.layout == KVATTN_TILED;
+	const size_t k_pad = attn_round_up(call->geom.dim_k, ATTN_PAD_FLOATS);
+	const size_t v_pad = attn_round_up(call->geom.dim_v, ATTN_PAD_FLOATS);
+	const size_t scales = ATTN_TILE * sizeof(float) + 4 * ATTN_ALIGN; /* of a tile, and each subtile padded */
 	size_t at = 0;
 
 #define TAKE(field, type, count) \
@@ -100,9 +105,11 @@ static size_t scratch_layout(
 	TAKE(sum, float, (size_t)rows_all *LANES);
 	TAKE(weight, float, (size_t)rows *ATTN_TILE);
 	TAKE(mask, uint64_t, rows);
-	TAKE(seen, uint64_t, rows);
-	TAKE(k_copy, char, ATTN_TILE *k_pad * sizeof(float));
-	TAKE(v_copy, char, ATTN_TILE *v_pad * sizeof(float));
+	TAKE(seen, uint64_t, (size_t)rows * (tiled ? ATTN_SPLIT / ATTN_TILE : 1));
+	TAKE(k_copy, char, ATTN_TILE *k_pad * sizeof(float) + scales);
+	TAKE(v_copy, char, ATTN_TILE *v_pad * sizeof(float) + scales);
+	TAKE(k_wide, float, tiled &&rows >= WIDEN_ROWS ? ATTN_TILE * k_pad : 0);
+	TAKE(v_wide, float, tiled &&rows >= WIDEN_ROWS ? ATTN_TILE * v_pad : 0);
 #undef TAKE
 	return at;
 }
@@ -493,7 +500,9 @@ INLINE uint64_t row_weigh(
 	return counts;
 }
 
-TARGET static void rows_weigh(const struct work *w, const struct tile *tile, uint32_t h)
+/* @seen: by query; @by_position: scores lie by stream, then token, else by token, then stream */
+TARGET static void rows_weigh(
+	const struct work *w, const struct tile *tile, uint32_t h, const uint64_t *seen, bool by_position)
 {
 	const struct attn_part *part = w->part;
 	const struct attn_call *call = part->call;
@@ -501,8 +510,12 @@ TARGET static void rows_weigh(const struct work *w, const struct tile *tile, uin
 	float distance[ATTN_TILE];
 
 	if (call->opts.alibi_slopes) {
-		for (uint32_t i = 0; i < ATTN_TILE; i++)
-			distance[i] = (float)(tile->sub[i % STREAMS].pos - tile->sub[0].pos + i / STREAMS);
+		for (uint32_t i = 0; i < ATTN_TILE; i++) {
+			const uint32_t s = by_position ? i / SUB_TOKENS : i % STREAMS;
+
+			distance[i] = (float)(tile->sub[s].pos - tile->sub[0].pos +
+					      (by_position ? i % SUB_TOKENS : i / STREAMS));
+		}
 		bend.distance = distance;
 	}
 	for (uint32_t r = 0; r < w->rows; r++) {
@@ -512,7 +525,7 @@ TARGET static void rows_weigh(const struct work *w, const struct tile *tile, uin
 			bend.slope = call->opts.alibi_slopes[(part->rows.head0 + h) * call->group + r % call->group];
 			bend.to_tile = (float)(part->seq->pos0 + (int64_t)(part->rows.q0 + q) - tile->sub[0].pos);
 		}
-		w->mask[r] = row_weigh(&bend, w->weight + (size_t)r * ATTN_TILE, w->seen[q], &part->state.m[at],
+		w->mask[r] = row_weigh(&bend, w->weight + (size_t)r * ATTN_TILE, seen[q], &part->state.m[at],
 			w->sum + (size_t)at * LANES, part->state.acc + (size_t)at * call->acc_floats, call->acc_floats);
 	}
 }
@@ -687,7 +700,7 @@ static void tile_take(const struct work *w, const struct tile *tile, const struc
 		stream_open(w, tile, &tv, head0 + h, w->v_copy, &v);
 		stream_peek(w, last ? next : tile, &tk, last ? head0 : head0 + h + 1, &k, &soon);
 		keys_of(tk.type, w, w->q + (size_t)h * w->rows * w->k_pad, &k, &ahead_k);
-		rows_weigh(w, tile, h);
+		rows_weigh(w, tile, h, w->seen, false);
 		values_of(tv.type, w, &v, w->widen ? NULL : &ahead_v, h);
 	}
 }

@@ -7,8 +7,12 @@
 
 #include <errno.h>
 
+#include <math.h>
+#include <string.h>
+
 #include "attn.h"
 #include "dispatch.h"
+#include "tiled.h"
 
 uint32_t kvattn_type_bytes(uint32_t type)
 {
@@ -18,18 +22,25 @@ uint32_t kvattn_type_bytes(uint32_t type)
 	case KVATTN_F16:
 	case KVATTN_BF16:
 		return 2;
+	case KVATTN_I8:
+		return 1;
 	default:
 		return 0;
 	}
 }
 
-static int shape_check(
-	uint32_t n_kv_heads, uint32_t dim_k, uint32_t dim_v, uint32_t block_tokens, uint32_t type_k, uint32_t type_v)
+static bool type_served(uint32_t layout, uint32_t type)
+{
+	return kvattn_type_bytes(type) && (layout == KVATTN_TILED || !tiled_scaled(type));
+}
+
+static int shape_check(uint32_t layout, uint32_t n_kv_heads, uint32_t dim_k, uint32_t dim_v, uint32_t block_tokens,
+	uint32_t type_k, uint32_t type_v)
 {
 	if (!n_kv_heads || n_kv_heads > KVATTN_HEADS_MAX || !dim_k || dim_k > KVATTN_DIM_MAX || !dim_v ||
 		dim_v > KVATTN_DIM_MAX || !block_tokens || block_tokens > KVATTN_BLOCK_TOKENS_MAX)
 		return -EINVAL;
-	if (!kvattn_type_bytes(type_k) || !kvattn_type_bytes(type_v))
+	if (!type_served(layout, type_k) || !type_served(layout, type_v))
 		return -ENOTSUP;
 	return 0;
 }
@@ -47,30 +58,35 @@ static int tensor_check(
 	return 0;
 }
 
+static uint32_t align_of(const struct kvattn_geom *geom, uint32_t type)
+{
+	return geom->layout == KVATTN_TILED && tiled_scaled(type) ? sizeof(float) : kvattn_type_bytes(type);
+}
+
 int geom_check(const struct kvattn_geom *geom)
 {
 	int r;
 
 	if (!geom || geom->size != sizeof(*geom))
 		return -EINVAL;
-	if (geom->layout != KVATTN_ROWS)
-		return geom->layout == KVATTN_TILED ? -ENOTSUP : -EINVAL;
-	r = shape_check(geom->n_kv_heads, geom->dim_k, geom->dim_v, geom->block_tokens, geom->type_k, geom->type_v);
+	if (geom->layout != KVATTN_ROWS && geom->layout != KVATTN_TILED)
+		return -EINVAL;
+	r = shape_check(geom->layout, geom->n_kv_heads, geom->dim_k, geom->dim_v, geom->block_tokens, geom->type_k,
+		geom->type_v);
 	if (r < 0)
 		return r;
-	r = tensor_check(geom, geom->k_off, geom->k_token_stride, geom->k_head_stride, kvattn_type_bytes(geom->type_k));
+	r = tensor_check(geom, geom->k_off, geom->k_token_stride, geom->k_head_stride, align_of(geom, geom->type_k));
 	if (r < 0)
 		return r;
-	return tensor_check(
-		geom, geom->v_off, geom->v_token_stride, geom->v_head_stride, kvattn_type_bytes(geom->type_v));
+	return tensor_check(geom, geom->v_off, geom->v_token_stride, geom->v_head_stride, align_of(geom, geom->type_v));
 }
 
-static int layers_check(const struct kvattn_shape *shape)
+static int layers_check(const struct kvattn_shape *shape, uint32_t layout)
 {
 	if (!shape || !shape->n_layers || shape->n_layers > 1u << 16)
 		return -EINVAL;
-	return shape_check(
-		shape->n_kv_heads, shape->dim_k, shape->dim_v, shape->block_tokens, shape->type_k, shape->type_v);
+	return shape_check(layout, shape->n_kv_heads, shape->dim_k, shape->dim_v, shape->block_tokens, shape->type_k,
+		shape->type_v);
 }
 
 /* At most 2^12 heads * 2^31 tokens * 576 * 4 bytes: below 2^55, and 2^16 layers of K and V of that would wrap. */
@@ -81,46 +97,93 @@ static uint64_t tensor_bytes(const struct kvattn_shape *shape, uint32_t dim, uin
 	return attn_round_up(bytes, 64);
 }
 
-uint64_t kvattn_block_bytes(const struct kvattn_shape *shape)
+/* K of one head's tile, padded; V follows */
+static uint64_t tile_k_bytes(const struct kvattn_shape *shape)
 {
-	uint64_t layer, block;
+	return attn_round_up(
+		tiled_bytes(shape->type_k, shape->dim_k, tiled_tokens(shape->block_tokens), false), TILED_ALIGN);
+}
 
-	if (layers_check(shape) < 0)
+static uint64_t tile_all_bytes(const struct kvattn_shape *shape)
+{
+	return tile_k_bytes(shape) +
+	       attn_round_up(
+		       tiled_bytes(shape->type_v, shape->dim_v, tiled_tokens(shape->block_tokens), true), TILED_ALIGN);
+}
+
+static uint64_t tiles_in_block(const struct kvattn_shape *shape)
+{
+	const uint64_t tokens = tiled_tokens(shape->block_tokens);
+
+	return (shape->block_tokens + tokens - 1) / tokens;
+}
+
+static uint64_t layer_bytes(const struct kvattn_shape *shape, uint32_t layout)
+{
+	if (layout == KVATTN_TILED)
+		return shape->n_kv_heads * tiles_in_block(shape) * tile_all_bytes(shape);
+	return tensor_bytes(shape, shape->dim_k, shape->type_k) + tensor_bytes(shape, shape->dim_v, shape->type_v);
+}
+
+static uint64_t block_bytes(const struct kvattn_shape *shape, uint32_t layout)
+{
+	uint64_t block;
+
+	if (layers_check(shape, layout) < 0)
 		return 0;
-	layer = tensor_bytes(shape, shape->dim_k, shape->type_k) + tensor_bytes(shape, shape->dim_v, shape->type_v);
-	if (__builtin_mul_overflow(layer, (uint64_t)shape->n_layers, &block) || block > UINT64_MAX / 8)
+	if (__builtin_mul_overflow(layer_bytes(shape, layout), (uint64_t)shape->n_layers, &block) ||
+		block > UINT64_MAX / 8)
 		return 0;
 	return block;
 }
 
-static int geom_init(struct kvattn_geom *geom, const struct kvattn_shape *shape, uint32_t layer, bool token_outer)
+uint64_t kvattn_block_bytes(const struct kvattn_shape *shape)
 {
-	uint64_t k_row, v_row, k_bytes;
-	int r = layers_check(shape);
+	return block_bytes(shape, KVATTN_ROWS);
+}
+
+uint64_t kvattn_block_bytes_tiled(const struct kvattn_shape *shape)
+{
+	return block_bytes(shape, KVATTN_TILED);
+}
+
+/* What all layouts have in common. */
+static int geom_begin(struct kvattn_geom *geom, const struct kvattn_shape *shape, uint32_t layer, uint32_t layout)
+{
+	const int r = layers_check(shape, layout);
 
 	if (r < 0)
 		return r;
-	if (!geom || layer >= shape->n_layers || !kvattn_block_bytes(shape))
+	if (!geom || layer >= shape->n_layers || !block_bytes(shape, layout))
 		return -EINVAL;
-	k_row = (uint64_t)shape->dim_k * kvattn_type_bytes(shape->type_k);
-	v_row = (uint64_t)shape->dim_v * kvattn_type_bytes(shape->type_v);
-	k_bytes = tensor_bytes(shape, shape->dim_k, shape->type_k);
 	*geom = (struct kvattn_geom){
 		.size = sizeof(*geom),
-		.layout = KVATTN_ROWS,
+		.layout = layout,
 		.type_k = shape->type_k,
 		.type_v = shape->type_v,
 		.n_kv_heads = shape->n_kv_heads,
 		.dim_k = shape->dim_k,
 		.dim_v = shape->dim_v,
 		.block_tokens = shape->block_tokens,
-		.k_off = layer * (k_bytes + tensor_bytes(shape, shape->dim_v, shape->type_v)),
-		.k_token_stride = token_outer ? k_row * shape->n_kv_heads : k_row,
-		.k_head_stride = token_outer ? k_row : k_row * shape->block_tokens,
-		.v_token_stride = token_outer ? v_row * shape->n_kv_heads : v_row,
-		.v_head_stride = token_outer ? v_row : v_row * shape->block_tokens,
+		.k_off = layer * layer_bytes(shape, layout),
 	};
-	geom->v_off = geom->k_off + k_bytes;
+	return 0;
+}
+
+static int geom_init(struct kvattn_geom *geom, const struct kvattn_shape *shape, uint32_t layer, bool token_outer)
+{
+	const int r = geom_begin(geom, shape, layer, KVATTN_ROWS);
+	uint64_t k_row, v_row;
+
+	if (r < 0)
+		return r;
+	k_row = (uint64_t)shape->dim_k * kvattn_type_bytes(shape->type_k);
+	v_row = (uint64_t)shape->dim_v * kvattn_type_bytes(shape->type_v);
+	geom->k_token_stride = token_outer ? k_row * shape->n_kv_heads : k_row;
+	geom->k_head_stride = token_outer ? k_row : k_row * shape->block_tokens;
+	geom->v_token_stride = token_outer ? v_row * shape->n_kv_heads : v_row;
+	geom->v_head_stride = token_outer ? v_row : v_row * shape->block_tokens;
+	geom->v_off = geom->k_off + tensor_bytes(shape, shape->dim_k, shape->type_k);
 	return 0;
 }
 
@@ -134,21 +197,155 @@ int kvattn_geom_init_nhd(struct kvattn_geom *geom, const struct kvattn_shape *sh
 	return geom_init(geom, shape, layer, true);
 }
 
-/* Of K or of V: what put and get need. */
-struct tensor {
-	uint64_t off, token_stride, head_stride;
-	uint32_t dim, type;
-};
-
-static struct tensor tensor_k(const struct kvattn_geom *geom)
+int kvattn_geom_init_tiled(struct kvattn_geom *geom, const struct kvattn_shape *shape, uint32_t layer)
 {
-	return (struct tensor){geom->k_off, geom->k_token_stride, geom->k_head_stride, geom->dim_k, geom->type_k};
+	const int r = geom_begin(geom, shape, layer, KVATTN_TILED);
+
+	if (r < 0)
+		return r;
+	geom->k_token_stride = geom->v_token_stride = tile_all_bytes(shape);
+	geom->k_head_stride = geom->v_head_stride = tile_all_bytes(shape) * tiles_in_block(shape);
+	geom->v_off = geom->k_off + tile_k_bytes(shape);
+	return 0;
 }
 
-static struct tensor tensor_v(const struct kvattn_geom *geom)
+struct geom_tensor geom_tensor_k(const struct kvattn_geom *geom)
 {
-	return (struct tensor){geom->v_off, geom->v_token_stride, geom->v_head_stride, geom->dim_v, geom->type_v};
+	return (struct geom_tensor){geom->k_off, geom->k_token_stride, geom->k_head_stride, geom->dim_k, geom->type_k,
+		geom->layout == KVATTN_TILED ? tiled_tokens(geom->block_tokens) : 0, false};
 }
+
+struct geom_tensor geom_tensor_v(const struct kvattn_geom *geom)
+{
+	return (struct geom_tensor){geom->v_off, geom->v_token_stride, geom->v_head_stride, geom->dim_v, geom->type_v,
+		geom->layout == KVATTN_TILED ? tiled_tokens(geom->block_tokens) : 0, true};
+}
+
+/* ---- Rows of one head ---- */
+
+#define STRIDED(to, to_step, from, from_step, n, type) \
+	for (uint32_t i = 0; i < (n); i++) \
+	((type *)(void *)(to))[(size_t)i * (to_step)] = ((const type *)(const void *)(from))[(size_t)i * (from_step)]
+
+static void strided_copy(uint32_t elem, char *to, uint32_t to_step, const char *from, uint32_t from_step, uint32_t n)
+{
+	if (elem == 4)
+		STRIDED(to, to_step, from, from_step, n, uint32_t);
+	else if (elem == 2)
+		STRIDED(to, to_step, from, from_step, n, uint16_t);
+	else
+		STRIDED(to, to_step, from, from_step, n, uint8_t);
+}
+
+/* Elements side by side are a tile of one token. */
+void geom_token_move(const struct geom_tensor *t, char *to, uint32_t to_tile, uint32_t to_token, const char *from,
+	uint32_t from_tile, uint32_t from_token)
+{
+	const uint32_t elem = kvattn_type_bytes(t->type);
+
+	if (!t->values) {
+		strided_copy(elem, to + (size_t)to_token * elem, to_tile, from + (size_t)from_token * elem, from_tile,
+			t->dim);
+		return;
+	}
+	for (uint32_t c = 0; c < t->dim; c += TILED_CHUNK) {
+		const uint32_t n = t->dim - c < TILED_CHUNK ? t->dim - c : TILED_CHUNK;
+
+		memcpy(to + tiled_v_at(to_tile, t->dim, c, to_token) * elem,
+			from + tiled_v_at(from_tile, t->dim, c, from_token) * elem, (size_t)n * elem);
+	}
+}
+
+/* Codes of -127 .. 127 and their scale.  A row with anything infinite or NaN in it becomes NaN as a whole: it must not
+ * pass for numbers. */
+static float codes_from(int8_t *codes, const float *row, uint32_t n)
+{
+	float top = 0, scale;
+	bool finite = true;
+
+	for (uint32_t d = 0; d < n; d++) {
+		finite &= isfinite(row[d]) != 0;
+		top = fabsf(row[d]) > top ? fabsf(row[d]) : top;
+	}
+	if (!finite) {
+		memset(codes, 1, n);
+		return NAN;
+	}
+	scale = top / 127;
+	if (scale == 0) { /* nothing but zeros, or too little for a scale of its own */
+		memset(codes, 0, n);
+		return 0;
+	}
+	for (uint32_t d = 0; d < n; d++) {
+		const float code = rintf(row[d] / scale);
+
+		codes[d] = (int8_t)(code > 127 ? 127 : code < -127 ? -127 : code);
+	}
+	return scale;
+}
+
+static void tile_row_store(
+	const struct attn_isa *isa, const struct geom_tensor *t, char *tile, uint32_t token, const float *row)
+{
+	_Alignas(float) char elems[KVATTN_DIM_MAX * sizeof(float)];
+
+	if (tiled_scaled(t->type)) {
+		const float scale = codes_from((int8_t *)elems, row, t->dim);
+
+		memcpy(tile + tiled_scale_off(t->type, t->dim, t->tile, t->values) + token * sizeof(scale), &scale,
+			sizeof(scale));
+	} else {
+		isa->store(t->type, elems, row, t->dim);
+	}
+	geom_token_move(t, tile, t->tile, token, elems, 1, 0);
+}
+
+static void tile_row_load(
+	const struct attn_isa *isa, const struct geom_tensor *t, const char *tile, uint32_t token, float *row)
+{
+	_Alignas(float) char elems[KVATTN_DIM_MAX * sizeof(float)];
+	float scale;
+
+	geom_token_move(t, elems, 1, 0, tile, t->tile, token);
+	if (!tiled_scaled(t->type)) {
+		isa->load(t->type, row, elems, t->dim);
+		return;
+	}
+	memcpy(&scale, tile + tiled_scale_off(t->type, t->dim, t->tile, t->values) + token * sizeof(scale),
+		sizeof(scale));
+	for (uint32_t d = 0; d < t->dim; d++)
+		row[d] = scale * (float)(int8_t)elems[d];
+}
+
+/* Where a row lies, or the tile it is in. */
+static uint64_t row_off(const struct geom_tensor *t, uint64_t token, uint32_t head)
+{
+	return t->off + (t->tile ? token / t->tile : token) * t->token_stride + head * t->head_stride;
+}
+
+void geom_row_load(const struct attn_isa *isa, const struct geom_tensor *t, const char *block, uint64_t token,
+	uint32_t head, float *row)
+{
+	const char *at = block + row_off(t, token, head);
+
+	if (t->tile)
+		tile_row_load(isa, t, at, (uint32_t)(token % t->tile), row);
+	else
+		isa->load(t->type, row, at, t->dim);
+}
+
+static void row_store(const struct attn_isa *isa, const struct geom_tensor *t, char *block, uint64_t token,
+	uint32_t head, const float *row)
+{
+	char *at = block + row_off(t, token, head);
+
+	if (t->tile)
+		tile_row_store(isa, t, at, (uint32_t)(token % t->tile), row);
+	else
+		isa->store(t->type, at, row, t->dim);
+}
+
+/* ---- Rows in and out ---- */
 
 static int range_check(const struct kvattn_geom *geom, const void *block, uint32_t first, uint32_t n)
 {
@@ -170,43 +367,40 @@ static int stride_check(const struct kvattn_geom *geom, uint32_t dim, size_t *st
 	return *stride < dense ? -EINVAL : 0;
 }
 
-static void tensor_put(const struct kvattn_geom *geom, const struct tensor *t, char *block, uint32_t first, uint32_t n,
-	const float *rows, size_t stride)
+static void tensor_put(const struct kvattn_geom *geom, const struct geom_tensor *t, char *block, uint32_t first,
+	uint32_t n, const float *rows, size_t stride)
 {
 	const struct attn_isa *isa = dispatch_isa();
 
 	for (uint32_t i = 0; i < n; i++)
 		for (uint32_t h = 0; h < geom->n_kv_heads; h++)
-			isa->store(t->type,
-				block + t->off + (first + (uint64_t)i) * t->token_stride + h * t->head_stride,
-				rows + i * stride + (size_t)h * t->dim, t->dim);
+			row_store(isa, t, block, first + (uint64_t)i, h, rows + i * stride + (size_t)h * t->dim);
 }
 
-static void tensor_get(const struct kvattn_geom *geom, const struct tensor *t, const char *block, uint32_t first,
+static void tensor_get(const struct kvattn_geom *geom, const struct geom_tensor *t, const char *block, uint32_t first,
 	uint32_t n, float *rows, size_t stride)
 {
 	const struct attn_isa *isa = dispatch_isa();
 
 	for (uint32_t i = 0; i < n; i++)
 		for (uint32_t h = 0; h < geom->n_kv_heads; h++)
-			isa->load(t->type, rows + i * stride + (size_t)h * t->dim,
-				block + t->off + (first + (uint64_t)i) * t->token_stride + h * t->head_stride, t->dim);
+			geom_row_load(isa, t, block, first + (uint64_t)i, h, rows + i * stride + (size_t)h * t->dim);
 }
 
 int kvattn_put(const struct kvattn_geom *geom, void *block, uint32_t first_token, uint32_t n_tokens, const float *k,
 	size_t k_stride, const float *v, size_t v_stride)
 {
 	const int r = range_check(geom, block, first_token, n_tokens);
-	struct tensor t;
+	struct geom_tensor t;
 
 	if (r < 0)
 		return r;
 	if (stride_check(geom, geom->dim_k, &k_stride) < 0 || stride_check(geom, geom->dim_v, &v_stride) < 0)
 		return -EINVAL;
-	t = tensor_k(geom);
+	t = geom_tensor_k(geom);
 	if (k)
 		tensor_put(geom, &t, block, first_token, n_tokens, k, k_stride);
-	t = tensor_v(geom);
+	t = geom_tensor_v(geom);
 	if (v)
 		tensor_put(geom, &t, block, first_token, n_tokens, v, v_stride);
 	return 0;
@@ -216,16 +410,16 @@ int kvattn_get(const struct kvattn_geom *geom, const void *block, uint32_t first
 	size_t k_stride, float *v, size_t v_stride)
 {
 	const int r = range_check(geom, block, first_token, n_tokens);
-	struct tensor t;
+	struct geom_tensor t;
 
 	if (r < 0)
 		return r;
 	if (stride_check(geom, geom->dim_k, &k_stride) < 0 || stride_check(geom, geom->dim_v, &v_stride) < 0)
 		return -EINVAL;
-	t = tensor_k(geom);
+	t = geom_tensor_k(geom);
 	if (k)
 		tensor_get(geom, &t, block, first_token, n_tokens, k, k_stride);
-	t = tensor_v(geom);
+	t = geom_tensor_v(geom);
 	if (v)
 		tensor_get(geom, &t, block, first_token, n_tokens, v, v_stride);
 	return 0;

@@ -121,13 +121,18 @@ static void pool_fill(struct pool *pool)
 		memcpy(pool->bytes + b * pool->block_bytes, pool->bytes, pool->block_bytes);
 }
 
-static void pool_open(struct pool *pool, uint32_t type, uint32_t block_tokens, bool token_outer, uint64_t tokens)
+enum order { HND, NHD, TILED };
+static const char *const order_names[] = {"hnd", "nhd", "tiled"};
+
+static void pool_open(struct pool *pool, uint32_t type, uint32_t block_tokens, enum order order, uint64_t tokens)
 {
+	int (*const init[])(struct kvattn_geom *, const struct kvattn_shape *, uint32_t) = {
+		kvattn_geom_init_hnd, kvattn_geom_init_nhd, kvattn_geom_init_tiled};
 	const struct kvattn_shape shape = {1, KV_HEADS, DIM, DIM, type, type, block_tokens};
 
-	if ((token_outer ? kvattn_geom_init_nhd : kvattn_geom_init_hnd)(&pool->geom, &shape, 0) < 0)
+	if (init[order](&pool->geom, &shape, 0) < 0)
 		exit(2);
-	pool->block_bytes = kvattn_block_bytes(&shape);
+	pool->block_bytes = (order == TILED ? kvattn_block_bytes_tiled : kvattn_block_bytes)(&shape);
 	pool->n_blocks = tokens / block_tokens;
 	pool->total = pool->block_bytes * pool->n_blocks;
 	pool->bytes =
@@ -201,21 +206,24 @@ static void decode_row(
 static uint32_t decode_rows(const char *type_name, uint32_t type, uint64_t tokens, uint32_t reps)
 {
 	static const struct {
-		const char *layout;
-		bool token_outer;
+		enum order order;
 		uint32_t block_tokens;
-	} kinds[] = {{"hnd", false, 16}, {"hnd", false, 64}, {"nhd", true, 16}, {"nhd", true, 64}};
+	} kinds[] = {{TILED, 16}, {TILED, 64}, {TILED, 256}, {HND, 16}, {HND, 64}, {NHD, 16}, {NHD, 64}};
 	uint32_t rows = 0;
 
 	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
 		struct pool pool;
 		char what[64];
 
-		pool_open(&pool, type, kinds[i].block_tokens, kinds[i].token_outer, tokens);
+		if (type == KVATTN_I8 && kinds[i].order != TILED)
+			continue;
+		pool_open(&pool, type, kinds[i].block_tokens, kinds[i].order, tokens);
 		for (uint32_t threads = 1; threads <= 2; threads++) {
-			snprintf(what, sizeof(what), "type=%s layout=%s order=seq", type_name, kinds[i].layout);
+			snprintf(what, sizeof(what), "type=%s layout=%s order=seq", type_name,
+				order_names[kinds[i].order]);
 			decode_row(&pool, what, pool.in_order, threads, reps);
-			snprintf(what, sizeof(what), "type=%s layout=%s order=rnd", type_name, kinds[i].layout);
+			snprintf(what, sizeof(what), "type=%s layout=%s order=rnd", type_name,
+				order_names[kinds[i].order]);
 			decode_row(&pool, what, pool.shuffled, threads, reps);
 			rows += 2;
 		}
@@ -225,17 +233,17 @@ static uint32_t decode_rows(const char *type_name, uint32_t type, uint64_t token
 }
 
 /* 512 causal queries at the end of 4608 keys: the multiplications that are not masked, two operations each. */
-static void prefill_row(const char *type_name, uint32_t type, uint32_t reps)
+static void prefill_row(const char *type_name, uint32_t type, enum order order, uint32_t reps)
 {
 	const double keys = 4096.0 * PREFILL + PREFILL * (PREFILL + 1) / 2.0;
 	struct pool pool;
 	double rate[REPS_MAX];
 
-	pool_open(&pool, type, 64, false, 4096 + PREFILL);
+	pool_open(&pool, type, 64, order, 4096 + PREFILL);
 	for (uint32_t i = 0; i < reps; i++)
 		rate[i] = keys * Q_HEADS * DIM * 4 / attend_s(&pool, pool.in_order, PREFILL, 1) * 1e-9;
-	printf("prefill type=%s queries=%u keys=%u threads=1 GFLOPs=%.1f\n", type_name, PREFILL, 4096 + PREFILL,
-		median(rate, reps));
+	printf("prefill type=%s layout=%s queries=%u keys=%u threads=1 GFLOPs=%.1f\n", type_name, order_names[order],
+		PREFILL, 4096 + PREFILL, median(rate, reps));
 	fflush(stdout);
 	pool_close(&pool);
 }
@@ -254,8 +262,11 @@ int main(int argc, char **argv)
 	rows += decode_rows("f16", KVATTN_F16, tokens, reps);
 	rows += decode_rows("bf16", KVATTN_BF16, tokens, reps);
 	rows += decode_rows("f32", KVATTN_F32, tokens, reps);
-	prefill_row("f16", KVATTN_F16, reps);
-	prefill_row("f32", KVATTN_F32, reps);
-	printf("bench-attn: ok rows=%u\n", rows + 2);
+	rows += decode_rows("i8", KVATTN_I8, tokens, reps);
+	for (enum order order = HND; order <= TILED; order += TILED, rows += 2) {
+		prefill_row("f16", KVATTN_F16, order, reps);
+		prefill_row("f32", KVATTN_F32, order, reps);
+	}
+	printf("bench-attn: ok rows=%u\n", rows);
 	return 0;
 }

@@ -31,6 +31,43 @@ static void offsets_follow_from_the_shape(void **state)
 	assert_int_equal(geom.v_head_stride, 28);
 }
 
+/* The order the header names, element by element: blocks are kept, so it may never change. */
+static void elements_of_a_tile_lie_where_the_header_says(void **state)
+{
+	static const uint32_t sizes[] = {1, 5, 16, 40};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(sizes); i++) {
+		const uint32_t n = sizes[i], tile = n < 16 ? n : 16;
+		const struct kvattn_shape shape = {2, 2, 7, 81, KVATTN_F32, KVATTN_F32, n};
+		float *k = floats(n * 2 * 7), *v = floats(n * 2 * 81);
+		struct kv kv;
+
+		for (uint32_t j = 0; j < n * 2 * 7; j++)
+			k[j] = (float)j;
+		for (uint32_t j = 0; j < n * 2 * 81; j++)
+			v[j] = -(float)j;
+		kv_open(&kv, &shape, ORDER_TILED, n);
+		kv_fill(&kv, k, v);
+		for (uint32_t t = 0; t < n; t++)
+			for (uint32_t h = 0; h < 2; h++) {
+				const uint64_t at = t / tile * kv.geom.k_token_stride + h * kv.geom.k_head_stride;
+				const float *tk = (const float *)(const void *)(kv.memory + kv.geom.k_off + at);
+				const float *tv = (const float *)(const void *)(kv.memory + kv.geom.v_off + at);
+
+				for (uint32_t d = 0; d < 7; d++)
+					assert_true(tk[d * tile + t % tile] == k[(t * 2 + h) * 7 + d]);
+				for (uint32_t d = 0; d < 81; d++) /* 81 is 96 with padding: chunks of 64 and 32 */
+					assert_true(tv[d / 64 * 64 * tile + t % tile * (d < 64 ? 64 : 32) + d % 64] ==
+						    v[(t * 2 + h) * 81 + d]);
+			}
+		assert_true(kv.geom.v_head_stride == kv.geom.k_head_stride);
+		assert_true(kv.block_bytes == 2 * 2 * kv.geom.k_head_stride);
+		kv_close(&kv);
+		free(k), free(v);
+	}
+}
+
 static void impossible_shapes_are_refused(void **state)
 {
 	const struct kvattn_shape good = {1, 1, 64, 64, KVATTN_F16, KVATTN_F16, 16};
@@ -63,7 +100,11 @@ static void impossible_shapes_are_refused(void **state)
 		bad[0] = good;
 		bad[0].type_v = type;
 		assert_int_equal(kvattn_geom_init_nhd(&geom, &bad[0], 0), served ? 0 : -ENOTSUP);
-		assert_int_equal(kvattn_type_bytes(type), type == KVATTN_F32 ? 4 : served ? 2 : 0);
+		assert_int_equal(kvattn_type_bytes(type), type == KVATTN_F32  ? 4
+							  : served	      ? 2
+							  : type == KVATTN_I8 ? 1
+									      : 0);
+		assert_int_equal(kvattn_geom_init_tiled(&geom, &bad[0], 0), served || type == KVATTN_I8 ? 0 : -ENOTSUP);
 	}
 }
 
@@ -114,7 +155,7 @@ static void through_a_block(uint32_t type, const float *from, float *to, uint32_
 	const struct kvattn_shape shape = {1, 1, n, n, type, type, 1};
 	struct kv kv;
 
-	kv_open(&kv, &shape, false, 1);
+	kv_open(&kv, &shape, ORDER_HND, 1);
 	kv_fill(&kv, from, NULL);
 	kv_read(&kv, to, NULL);
 	kv_close(&kv);
@@ -161,7 +202,7 @@ static void every_half_comes_back_as_itself(void **state)
 		struct kv kv;
 		uint16_t *k;
 
-		kv_open(&kv, &shapes[i], false, 256);
+		kv_open(&kv, &shapes[i], ORDER_HND, 256);
 		k = (uint16_t *)(void *)kv.memory;
 		for (uint32_t h = 0; h < 65536; h++)
 			k[h] = (uint16_t)h;
@@ -182,13 +223,13 @@ static void put_writes_its_rows_and_nothing_else(void **state)
 {
 	(void)state;
 	for (size_t t = 0; t < COUNT(attn_types); t++)
-		for (int nhd = 0; nhd < 2; nhd++) {
+		for (enum order order = 0; order < N_ORDERS; order++) {
 			const struct kvattn_shape shape = {2, 3, 19, 21, attn_types[t], attn_types[t], 8};
 			float k[2 * 70], v[2 * 70], k_back[57], v_back[63];
 			struct kv kv;
 			size_t changed = 0;
 
-			kv_open(&kv, &shape, nhd, 8);
+			kv_open(&kv, &shape, order, 8);
 			for (int i = 0; i < 140; i++)
 				k[i] = v[i] = (float)i / 4 - 10;
 			/* tokens 5 and 6, rows wider than needed */
@@ -224,7 +265,7 @@ static void asked_open(struct asked *a)
 	float zeros[32 * 2 * 16] = {0};
 
 	memset(a, 0, sizeof(*a));
-	kv_open(&a->kv, &shape, false, 20);
+	kv_open(&a->kv, &shape, ORDER_HND, 20);
 	kv_fill(&a->kv, zeros, zeros);
 	a->geom = a->kv.geom;
 	a->seq = kv_seq(&a->kv, a->q, 1, a->out);
@@ -246,7 +287,7 @@ SPOIL(spoil_no_rows, a->seq.n_q = 0; a->seq.q = NULL; a->seq.out = NULL)
 SPOIL(spoil_geom_size, a->geom.size--)
 SPOIL(spoil_layout, a->geom.layout = 7)
 SPOIL(spoil_layout_zero, a->geom.layout = 0)
-SPOIL(spoil_tiled, a->geom.layout = KVATTN_TILED)
+SPOIL(spoil_tiled_i8, a->geom.layout = KVATTN_TILED; a->geom.type_k = KVATTN_I8; a->geom.k_token_stride = 6)
 SPOIL(spoil_type_i8, a->geom.type_k = KVATTN_I8)
 SPOIL(spoil_type_fp8, a->geom.type_v = KVATTN_FP8_E4M3)
 SPOIL(spoil_dim, a->geom.dim_k = 0)
@@ -297,7 +338,7 @@ static void arguments_out_of_range_are_refused(void **state)
 		CASE(geom_size, -EINVAL),
 		CASE(layout, -EINVAL),
 		CASE(layout_zero, -EINVAL),
-		CASE(tiled, -ENOTSUP),
+		CASE(tiled_i8, -EINVAL),
 		CASE(type_i8, -ENOTSUP),
 		CASE(type_fp8, -ENOTSUP),
 		CASE(dim, -EINVAL),
@@ -382,7 +423,7 @@ static void rows_that_do_not_fit_a_block_are_refused(void **state)
 	assert_int_equal(kvattn_put(&a.geom, a.kv.memory, 16, 0, row, 0, row, 0), 0);
 	assert_int_equal(kvattn_get(&a.geom, a.kv.memory, 16, 1, row, 0, row, 0), -EINVAL);
 	assert_int_equal(kvattn_get(&a.geom, a.kv.memory, 0, 1, row, 0, row, 31), -EINVAL);
-	a.geom.layout = KVATTN_TILED;
+	a.geom.type_v = KVATTN_I8;
 	assert_int_equal(kvattn_put(&a.geom, a.kv.memory, 0, 1, row, 0, row, 0), -ENOTSUP);
 	kv_close(&a.kv);
 }
@@ -443,6 +484,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(offsets_follow_from_the_shape),
+		cmocka_unit_test(elements_of_a_tile_lie_where_the_header_says),
 		cmocka_unit_test(impossible_shapes_are_refused),
 		cmocka_unit_test(numbers_are_rounded_to_nearest_even),
 		cmocka_unit_test(every_half_comes_back_as_itself),

@@ -35,7 +35,10 @@
 #endif
 
 static const uint32_t attn_types[] = {KVATTN_F32, KVATTN_F16, KVATTN_BF16};
-static const uint32_t attn_block_sizes[] = {1, 16, 32, 64};
+static const uint32_t attn_block_sizes[] = {1, 16, 32, 64, 256};
+
+enum order { ORDER_HND, ORDER_NHD, ORDER_TILED, N_ORDERS };
+static const char *const order_names[] = {"", " NHD", " TILED"};
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -59,12 +62,20 @@ static inline float *floats(size_t n)
 	return must(calloc(n ? n : 1, sizeof(float)));
 }
 
-static inline void kv_open(struct kv *kv, const struct kvattn_shape *shape, bool token_outer, uint64_t n_tokens)
+/* Geometry of the last layer, and the block's bytes. */
+static inline uint64_t order_geom(enum order order, const struct kvattn_shape *shape, struct kvattn_geom *geom)
+{
+	int (*const init[])(struct kvattn_geom *, const struct kvattn_shape *, uint32_t) = {
+		kvattn_geom_init_hnd, kvattn_geom_init_nhd, kvattn_geom_init_tiled};
+
+	assert_int_equal(init[order](geom, shape, shape->n_layers - 1), 0);
+	return (order == ORDER_TILED ? kvattn_block_bytes_tiled : kvattn_block_bytes)(shape);
+}
+
+static inline void kv_open(struct kv *kv, const struct kvattn_shape *shape, enum order order, uint64_t n_tokens)
 {
 	*kv = (struct kv){.shape = *shape, .n_tokens = n_tokens};
-	assert_int_equal(
-		(token_outer ? kvattn_geom_init_nhd : kvattn_geom_init_hnd)(&kv->geom, shape, shape->n_layers - 1), 0);
-	kv->block_bytes = kvattn_block_bytes(shape);
+	kv->block_bytes = order_geom(order, shape, &kv->geom);
 	kv->n_blocks = (n_tokens + shape->block_tokens - 1) / shape->block_tokens;
 	kv->memory = must(aligned_alloc(64, (kv->n_blocks + 1) * kv->block_bytes));
 	memset(kv->memory, 0xff, (kv->n_blocks + 1) * kv->block_bytes);

@@ -34,6 +34,8 @@ static bool values_spread(const struct kv *kv, const struct given *given, uint32
 	for (uint32_t j = 0; j < n; j++)
 		for (uint32_t d = 0; d < dim; d++)
 			v[j * dim + d] = given->v[j] + spread * (float)d / 256;
+	if (kv->shape.type_v == KVATTN_I8) /* a row of one value is held, any other is rounded to a grid of its own */
+		return spread == 0;
 	for (uint32_t i = 0; kv->shape.type_v != KVATTN_F32 && i < given->n * dim; i++) {
 		struct kvattn_geom one;
 		const struct kvattn_shape shape = {1, 1, 1, 1, kv->shape.type_v, kv->shape.type_v, 1};
@@ -56,7 +58,7 @@ static void check_value(const struct given *given, const char *what, double got,
 }
 
 static void check_shape(
-	const struct given *given, uint32_t type, uint32_t block_tokens, bool token_outer, uint32_t dim, uint32_t n_q)
+	const struct given *given, uint32_t type, uint32_t block_tokens, enum order order, uint32_t dim, uint32_t n_q)
 {
 	const struct kvattn_shape shape = {1, 1, dim, dim, type, type, block_tokens};
 	const uint32_t n = given->n + given->tail;
@@ -68,7 +70,7 @@ static void check_shape(
 	char what[128];
 	double tolerance = TOLERANCE;
 
-	kv_open(&kv, &shape, token_outer, n);
+	kv_open(&kv, &shape, order, n);
 	for (uint32_t j = 0; given->k && j < n; j++)
 		k[(size_t)j * dim] = given->k[j];
 	if (!values_spread(&kv, given, n, v, spread)) {
@@ -93,7 +95,7 @@ static void check_shape(
 		if (opts.window && r > 0) /* later rows see less */
 			break;
 		snprintf(what, sizeof(what), "type %u, blocks of %u%s, dim %u, row %u of %u", type, block_tokens,
-			token_outer ? " NHD" : "", dim, r, n_q);
+			order_names[order], dim, r, n_q);
 		for (uint32_t d = 0; d < dim; d++)
 			check_value(given, what, out[(size_t)r * dim + d],
 				given->want_lse == -INFINITY ? 0 : given->want + (double)spread * d / 256, tolerance);
@@ -106,14 +108,28 @@ static void check_shape(
 	free(k), free(v), free(q), free(out), free(lse);
 }
 
+/* A row with an infinity in it is NaN as a whole in a type with a scale. */
+static bool given_finite(const struct given *given)
+{
+	for (uint32_t j = 0; j < given->n; j++)
+		if ((given->k && !isfinite(given->k[j])) || !isfinite(given->v[j]))
+			return false;
+	return true;
+}
+
 /* Every type, block size and order, decode and prefill. */
 static void check(const struct given *given)
 {
+	for (size_t b = 0; given_finite(given) && b < COUNT(attn_block_sizes); b++)
+		for (uint32_t n_q = 1; n_q <= 14; n_q += 13)
+			for (uint32_t dim = 20; dim <= 64; dim += 44)
+				check_shape(given, KVATTN_I8, attn_block_sizes[b], ORDER_TILED, dim, n_q);
 	for (size_t t = 0; t < COUNT(attn_types); t++)
 		for (size_t b = 0; b < COUNT(attn_block_sizes); b++)
 			for (uint32_t n_q = 1; n_q <= 14; n_q += 13)
-				for (int nhd = 0; nhd < 2; nhd++)
-					check_shape(given, attn_types[t], attn_block_sizes[b], nhd, nhd ? 20 : 64, n_q);
+				for (enum order order = 0; order < N_ORDERS; order++)
+					check_shape(given, attn_types[t], attn_block_sizes[b], order,
+						order == ORDER_NHD ? 20 : 64, n_q);
 }
 
 static float *counting(uint32_t n)
@@ -216,7 +232,7 @@ static void a_score_of_minus_infinity_hides_its_value(void **state)
 }
 
 /* Blocks of two tokens at positions with gaps, whose places in a tile begin and end anywhere: only what is there counts. */
-static void positions_without_a_key_do_not_count(void **state)
+static void check_gaps(enum order order)
 {
 	static const uint64_t pos[] = {5, 9, 40, 47, 63, 1022, 1024, 2047};
 	const struct kvattn_shape shape = {1, 1, 16, 16, KVATTN_F32, KVATTN_F32, 2};
@@ -225,10 +241,9 @@ static void positions_without_a_key_do_not_count(void **state)
 	struct kvattn_seq seq;
 	struct kv kv;
 
-	(void)state;
 	for (int i = 0; i < 256; i++)
 		v[i] = (float)(i / 16);
-	kv_open(&kv, &shape, false, 16);
+	kv_open(&kv, &shape, order, 16);
 	kv_fill(&kv, k, v);
 	kvattn_opts_init(&opts, 1);
 	for (uint32_t n = 1; n <= 16; n++)
@@ -244,6 +259,13 @@ static void positions_without_a_key_do_not_count(void **state)
 			assert_true(fabs(lse[n_q - 1] - log(n)) <= 3 * TOLERANCE);
 		}
 	kv_close(&kv);
+}
+
+static void positions_without_a_key_do_not_count(void **state)
+{
+	(void)state;
+	for (enum order order = 0; order < N_ORDERS; order++)
+		check_gaps(order);
 }
 
 static void keys_past_the_end_do_not_count(void **state)
@@ -267,7 +289,8 @@ static void every_head_size_works(void **state)
 	for (size_t i = 0; i < COUNT(dims); i++)
 		for (size_t t = 0; t < COUNT(attn_types); t++)
 			for (uint32_t n_q = 1; n_q <= 14; n_q += 13)
-				check_shape(&given, attn_types[t], 16, i % 2, dims[i], n_q);
+				for (enum order order = 0; order < N_ORDERS; order++)
+					check_shape(&given, attn_types[t], 16, order, dims[i], n_q);
 	free(j);
 }
 
@@ -287,7 +310,7 @@ static void lengths_need_not_be_multiples_of_the_block(void **state)
 							    .v = v,
 							    .want = (lengths[i] - 1) / 2.0,
 							    .want_lse = log(lengths[i])},
-						attn_types[t], size, t % 2, 32, n_q);
+						attn_types[t], size, (t + i) % N_ORDERS, 32, n_q);
 		}
 	}
 	free(v);
@@ -317,17 +340,17 @@ static void a_window_shows_its_number_of_keys(void **state)
 /* Rows of one causal call against a list; keys all equal, V_j = j. */
 static void check_rows(uint32_t n, uint32_t n_q, uint64_t q_end, uint64_t window, uint64_t sinks, const double *wants)
 {
-	for (size_t t = 0; t < COUNT(attn_types); t++)
+	for (size_t t = 0; t < N_ORDERS * COUNT(attn_types); t++)
 		for (size_t b = 0; b < COUNT(attn_block_sizes); b++) {
-			const struct kvattn_shape shape = {
-				1, 1, 16, 16, attn_types[t], attn_types[t], attn_block_sizes[b]};
+			const uint32_t type = attn_types[t / N_ORDERS];
+			const struct kvattn_shape shape = {1, 1, 16, 16, type, type, attn_block_sizes[b]};
 			float *k = floats(n * 16), *v = floats(n * 16), *q = floats(n_q * 16), *out = floats(n_q * 16);
 			float *lse = floats(n_q);
 			struct kvattn_opts opts;
 			struct kvattn_seq seq;
 			struct kv kv;
 
-			kv_open(&kv, &shape, false, n);
+			kv_open(&kv, &shape, t % N_ORDERS, n);
 			for (uint32_t i = 0; i < n * 16; i++)
 				v[i] = (float)(i / 16);
 			kv_fill(&kv, k, v);
@@ -342,9 +365,8 @@ static void check_rows(uint32_t n, uint32_t n_q, uint64_t q_end, uint64_t window
 				for (uint32_t d = 0; d < 16; d++)
 					if (!(fabs(out[r * 16 + d] - (isnan(wants[r]) ? 0 : wants[r])) <=
 						    TOLERANCE * 20))
-						fail_msg("type %u, blocks of %u, row %u: got %.9g, right is %.9g",
-							attn_types[t], attn_block_sizes[b], r, out[r * 16 + d],
-							wants[r]);
+						fail_msg("type %u, blocks of %u, row %u: got %.9g, right is %.9g", type,
+							attn_block_sizes[b], r, out[r * 16 + d], wants[r]);
 				assert_true(isnan(wants[r]) == (lse[r] == -INFINITY));
 			}
 			kv_close(&kv);
@@ -394,7 +416,7 @@ static void hidden_keys_are_never_multiplied_by_zero(void **state)
 		v[d] = 1, v[16 + d] = 3;
 		k[32 + d] = v[32 + d] = NAN;
 	}
-	kv_open(&kv, &shape, false, 3);
+	kv_open(&kv, &shape, ORDER_HND, 3);
 	kv_fill(&kv, k, v);
 	kvattn_opts_init(&opts, 1);
 	seq = kv_seq(&kv, q, 3, out);
@@ -500,7 +522,7 @@ static int heads_attend(uint32_t q_heads, uint32_t kv_heads, float *out)
 
 	for (uint32_t i = 0; i < kv_heads * 16; i++)
 		v[i] = (float)(i / 16 + 1);
-	kv_open(&kv, &shape, false, 1);
+	kv_open(&kv, &shape, ORDER_HND, 1);
 	kv_fill(&kv, k, v);
 	kvattn_opts_init(&opts, q_heads);
 	seq = kv_seq(&kv, q, 1, out);
@@ -538,7 +560,7 @@ static void a_page_listed_twice_counts_twice(void **state)
 	(void)state;
 	for (int i = 0; i < 32 * 16; i++)
 		v[i] = i < 256 ? 3 : 9;
-	kv_open(&kv, &shape, false, 32);
+	kv_open(&kv, &shape, ORDER_HND, 32);
 	kv_fill(&kv, k, v);
 	kvattn_opts_init(&opts, 1);
 	seq = kv_seq(&kv, q, 1, out);
@@ -562,7 +584,7 @@ static void an_empty_sequence_gives_zeros_and_leaves_its_neighbours_alone(void *
 	(void)state;
 	for (int i = 0; i < 7 * 16; i++)
 		v[i] = (float)(i / 16);
-	kv_open(&kv, &shape, false, 7);
+	kv_open(&kv, &shape, ORDER_HND, 7);
 	kv_fill(&kv, k, v);
 	kvattn_opts_init(&opts, 1);
 	for (int i = 0; i < 3; i++) {
@@ -626,7 +648,7 @@ static void very_unequal_lengths_share_a_batch(void **state)
 	(void)state;
 	for (int i = 0; i < 4096 * 16; i++)
 		v[i] = (float)(i / 16);
-	kv_open(&kv, &shape, false, 4096);
+	kv_open(&kv, &shape, ORDER_HND, 4096);
 	kv_fill(&kv, k, v);
 	kvattn_opts_init(&opts, 1);
 	for (int i = 0; i < 3; i++) {
@@ -646,7 +668,8 @@ static void very_unequal_lengths_share_a_batch(void **state)
 }
 
 /* @n keys of small heads, all scores equal, V_j = even or odd */
-static void check_long(uint32_t type, uint32_t n, float even, float odd, double want, double tolerance)
+static void check_long(
+	enum order order, uint32_t type, uint32_t n, float even, float odd, double want, double tolerance)
 {
 	const struct kvattn_shape shape = {1, 1, 8, 8, type, type, 64};
 	float *k = floats((size_t)n * 8), *v = floats((size_t)n * 8), *q = floats(14 * 8), *out = floats(14 * 8);
@@ -656,7 +679,7 @@ static void check_long(uint32_t type, uint32_t n, float even, float odd, double 
 
 	for (size_t i = 0; i < (size_t)n * 8; i++)
 		v[i] = i / 8 % 2 ? odd : even;
-	kv_open(&kv, &shape, false, n);
+	kv_open(&kv, &shape, order, n);
 	kv_fill(&kv, k, v);
 	kvattn_opts_init(&opts, 1);
 	for (uint32_t n_q = 1; n_q <= 14; n_q += 13) {
@@ -675,14 +698,78 @@ static void a_long_context_keeps_its_accuracy(void **state)
 {
 	(void)state;
 	for (size_t t = 0; t < COUNT(attn_types); t++)
-		check_long(attn_types[t], 131072, 0, 1, 0.5, 1e-5);
+		for (enum order order = ORDER_HND; order < N_ORDERS; order += ORDER_TILED)
+			check_long(order, attn_types[t], 131072, 0, 1, 0.5, 1e-5);
 }
 
 static void sums_do_not_overflow_the_stored_type(void **state)
 {
 	(void)state;
-	check_long(KVATTN_F16, 4096, 60000, 60000, 60000, 60000 * TOLERANCE);
-	check_long(KVATTN_BF16, 4096, 0x1p110f, 0x1p105f, 0x1p109 + 0x1p104, 0x1p109 * TOLERANCE);
+	for (enum order order = ORDER_HND; order < N_ORDERS; order += ORDER_TILED) {
+		check_long(order, KVATTN_F16, 4096, 60000, 60000, 60000, 60000 * TOLERANCE);
+		check_long(order, KVATTN_BF16, 4096, 0x1p110f, 0x1p105f, 0x1p109 + 0x1p104, 0x1p109 * TOLERANCE);
+	}
+}
+
+/* Codes -127 .. 127 at a scale of a half, one a token, each picked by a huge score. */
+static void every_int8_code_is_its_multiple_of_the_scale(void **state)
+{
+	const struct kvattn_shape shape = {1, 1, 16, 16, KVATTN_F32, KVATTN_I8, 64};
+	static float k[255 * 16], v[255 * 16];
+	float q[16] = {0}, out[16];
+	struct kvattn_opts opts;
+	struct kv kv;
+
+	(void)state;
+	for (int j = 0; j < 255; j++)
+		for (int d = 0; d < 16; d++) /* dim 1 sets the scale */
+			v[j * 16 + d] = d == 1 ? 63.5f : 0.5f * (float)(j - 127);
+	q[0] = 1;
+	kvattn_opts_init(&opts, 1);
+	opts.scale = 1;
+	kv_open(&kv, &shape, ORDER_TILED, 255);
+	for (int j = 0; j < 255; j++) {
+		struct kvattn_seq seq = kv_seq(&kv, q, 1, out);
+
+		k[j * 16] = 1e4f;
+		kv_fill(&kv, k, v);
+		k[j * 16] = 0;
+		assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
+		assert_true(out[0] == v[j * 16] && out[1] == 63.5f);
+	}
+	kv_close(&kv);
+}
+
+/* A row of zeros has no scale to divide by; one with a NaN in it is NaN throughout, and hides nowhere. */
+static void int8_rows_without_a_scale_are_zero_or_nan(void **state)
+{
+	const struct kvattn_shape shape = {1, 1, 16, 16, KVATTN_I8, KVATTN_I8, 16};
+	float k[32] = {0}, v[32] = {0}, q[16] = {1}, out[16];
+	struct kvattn_opts opts;
+	struct kvattn_seq seq;
+	struct kv kv;
+
+	(void)state;
+	kvattn_opts_init(&opts, 1);
+	kv_open(&kv, &shape, ORDER_TILED, 2);
+	seq = kv_seq(&kv, q, 1, out);
+	kv_fill(&kv, k, v);
+	assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
+	for (int d = 0; d < 16; d++)
+		assert_true(out[d] == 0);
+	v[3] = NAN;
+	kv_fill(&kv, k, v);
+	kv_read(&kv, NULL, v);
+	for (int d = 0; d < 32; d++)
+		assert_true(d < 16 ? isnan(v[d]) : v[d] == 0);
+	assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
+	assert_true(isnan(out[0]));
+	seq.q_end = 3; /* a window of the second key only: the first is skipped, not multiplied by zero */
+	opts.window = 2;
+	assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
+	for (int d = 0; d < 16; d++)
+		assert_true(out[d] == 0);
+	kv_close(&kv);
 }
 
 static void rising_and_falling_maxima_give_the_same(void **state)
@@ -697,7 +784,7 @@ static void rising_and_falling_maxima_give_the_same(void **state)
 		v[j] = j == 199;
 	}
 	check_shape(&(struct given){.n = 200, .q0 = 1, .k = k, .v = v, .want = want, .want_lse = NAN}, KVATTN_F32, 16,
-		false, 1, 1);
+		ORDER_HND, 1, 1);
 	check(&(struct given){.n = 200, .q0 = 1, .k = k, .v = v, .want = want, .want_lse = NAN});
 	for (int j = 0; j < 200; j++) {
 		k[j] = (float)(199 - j);
@@ -739,7 +826,7 @@ static void weights_sum_to_one(void **state)
 	noise_fill(&seed, q, n_q * 6 * 40, 3);
 	for (size_t i = 0; i < (size_t)n * 2 * 24; i++)
 		v[i] = 1;
-	kv_open(&kv, &shape, true, n);
+	kv_open(&kv, &shape, ORDER_NHD, n);
 	kv_fill(&kv, k, v);
 	kvattn_opts_init(&opts, 6);
 	seq = kv_seq(&kv, q, n_q, out);
@@ -810,6 +897,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(very_unequal_lengths_share_a_batch),
 		cmocka_unit_test(a_long_context_keeps_its_accuracy),
 		cmocka_unit_test(sums_do_not_overflow_the_stored_type),
+		cmocka_unit_test(every_int8_code_is_its_multiple_of_the_scale),
+		cmocka_unit_test(int8_rows_without_a_scale_are_zero_or_nan),
 		cmocka_unit_test(rising_and_falling_maxima_give_the_same),
 		cmocka_unit_test(parts_merge_by_their_log_sums),
 		cmocka_unit_test(weights_sum_to_one),

@@ -42,6 +42,7 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*start)
 struct whole {
 	uint32_t kv_heads, group, dim_k, dim_v, n, n_q, type;
 	uint64_t window, sinks;
+	bool tiled; /* else HND or NHD as each check says */
 	float *k, *v, *q, *out, *lse, *slopes;
 };
 
@@ -59,11 +60,11 @@ static void whole_opts(const struct whole *w, struct kvattn_opts *opts)
 	opts->softcap = w->window ? 30 : 0;
 }
 
-static void whole_kv(const struct whole *w, uint32_t block_tokens, bool token_outer, struct kv *kv)
+static void whole_kv(const struct whole *w, uint32_t block_tokens, enum order order, struct kv *kv)
 {
 	const struct kvattn_shape shape = {2, w->kv_heads, w->dim_k, w->dim_v, w->type, w->type, block_tokens};
 
-	kv_open(kv, &shape, token_outer, w->n);
+	kv_open(kv, &shape, w->tiled ? ORDER_TILED : order, w->n);
 	kv_fill(kv, w->k, w->v);
 }
 
@@ -87,7 +88,7 @@ static void whole_open(struct whole *w, uint64_t seed)
 		w->slopes = floats(heads);
 		assert_int_equal(kvattn_alibi_slopes(heads, w->slopes), 0);
 	}
-	whole_kv(w, 64, false, &kv);
+	whole_kv(w, 64, ORDER_HND, &kv);
 	whole_opts(w, &opts);
 	seq = kv_seq(&kv, w->q, w->n_q, w->out);
 	seq.lse = w->lse;
@@ -135,7 +136,7 @@ static void whole_same(const struct whole *w, const float *out, const float *lse
 
 /* In chunks of @sizes, 0-terminated, the last one over and over. */
 static void check_chunks(
-	const struct whole *w, const uint32_t *sizes, uint32_t block_tokens, bool token_outer, uint32_t threads)
+	const struct whole *w, const uint32_t *sizes, uint32_t block_tokens, enum order order, uint32_t threads)
 {
 	const uint32_t heads = whole_q_heads(w);
 	float *out = floats((size_t)w->n_q * heads * w->dim_v), *lse = floats((size_t)w->n_q * heads);
@@ -144,7 +145,7 @@ static void check_chunks(
 	char what[128];
 	uint32_t i = 0;
 
-	whole_kv(w, block_tokens, token_outer, &kv);
+	whole_kv(w, block_tokens, order, &kv);
 	whole_opts(w, &opts);
 	opts.n_threads = threads;
 	for (uint32_t first = 0; first < w->n_q; first += sizes[i], i += sizes[i + 1] != 0) {
@@ -156,7 +157,7 @@ static void check_chunks(
 			break;
 	}
 	snprintf(what, sizeof(what), "chunks of %u.., blocks of %u%s, %u threads, type %u", sizes[0], block_tokens,
-		token_outer ? " NHD" : "", threads, w->type);
+		order_names[w->tiled ? ORDER_TILED : order], threads, w->type);
 	whole_same(w, out, lse, what);
 	kv_close(&kv);
 	free(out), free(lse);
@@ -168,17 +169,18 @@ static void chunking_block_size_layout_and_threads_change_no_bit(void **state)
 	static const uint32_t blocks[] = {1, 16, 48, 64, 2300};
 
 	(void)state;
-	for (size_t type = 0; type < COUNT(attn_types); type++)
+	for (size_t type = 0; type < 2 * COUNT(attn_types) + 1; type++)
 		for (int windowed = 0; windowed < 2; windowed++) {
 			struct whole w = whole_usual();
 
-			w.type = attn_types[type];
+			w.type = type < 2 * COUNT(attn_types) ? attn_types[type / 2] : KVATTN_I8;
+			w.tiled = type % 2 || w.type == KVATTN_I8;
 			w.window = windowed ? 700 : 0;
 			w.sinks = windowed ? 5 : 0;
 			whole_open(&w, 11 + type);
 			for (size_t i = 0; i < COUNT(cuts); i++)
 				check_chunks(&w, cuts[i], blocks[(i + type) % COUNT(blocks)], i % 2, 1 + i % 3);
-			check_chunks(&w, cuts[1], 64, false, 4);
+			check_chunks(&w, cuts[1], 64, ORDER_HND, 4);
 			whole_close(&w);
 		}
 }
@@ -189,9 +191,10 @@ static void group_sizes_change_no_bit_either(void **state)
 	static const uint32_t cuts[][4] = {{40}, {1}, {3, 13}};
 
 	(void)state;
-	for (size_t g = 0; g < COUNT(groups); g++) {
+	for (size_t g = 0; g < 2 * COUNT(groups); g++) {
 		struct whole w = {.kv_heads = 1,
-			.group = groups[g],
+			.tiled = g % 2,
+			.group = groups[g / 2],
 			.dim_k = 64,
 			.dim_v = 128,
 			.n = 1200,
@@ -214,7 +217,7 @@ static void thirty_seven_tokens_in_any_chunks_are_the_same(void **state)
 	w.n = w.n_q = 37;
 	whole_open(&w, 37);
 	for (size_t i = 0; i < COUNT(cuts); i++)
-		check_chunks(&w, cuts[i], 16, false, 1);
+		check_chunks(&w, cuts[i], 16, ORDER_HND, 1);
 	whole_close(&w);
 }
 
@@ -229,7 +232,7 @@ static void batch_company_changes_no_bit(void **state)
 
 	(void)state;
 	whole_open(&w, 71);
-	whole_kv(&w, 32, false, &kv);
+	whole_kv(&w, 32, ORDER_HND, &kv);
 	whole_opts(&w, &opts);
 	other = floats(7 * (size_t)w.n_q * heads * w.dim_v);
 	for (uint32_t threads = 1; threads <= 4; threads++) {
@@ -277,7 +280,7 @@ static void places_in_memory_change_no_bit(void **state)
 
 	(void)state;
 	whole_open(&w, 9);
-	whole_kv(&w, 16, false, &kv);
+	whole_kv(&w, 16, ORDER_HND, &kv);
 	for (uint64_t b = kv.n_blocks - 1; b > 0; b--) { /* the last block may be a short one: any block may hold it */
 		const uint64_t at = noise_below(&seed, (uint32_t)b + 1);
 		const void *swap = kv.blocks[b];
@@ -294,7 +297,7 @@ static void places_in_memory_change_no_bit(void **state)
 }
 
 /* A ring keeps the sinks and what the window still shows; the table names their positions. */
-static void a_table_without_the_hidden_blocks_gives_the_same_bits(void **state)
+static void check_ring(bool tiled)
 {
 	struct whole w = whole_usual();
 	const size_t row = (size_t)whole_q_heads(&w) * w.dim_v;
@@ -303,7 +306,7 @@ static void a_table_without_the_hidden_blocks_gives_the_same_bits(void **state)
 	float *out = floats(row);
 	struct kv kv;
 
-	(void)state;
+	w.tiled = tiled;
 	w.window = 300;
 	w.sinks = 20;
 	whole_open(&w, 10);
@@ -327,6 +330,13 @@ static void a_table_without_the_hidden_blocks_gives_the_same_bits(void **state)
 	whole_close(&w);
 }
 
+static void a_table_without_the_hidden_blocks_gives_the_same_bits(void **state)
+{
+	(void)state;
+	check_ring(false);
+	check_ring(true);
+}
+
 static void blocks_out_of_order_agree_within_rounding(void **state)
 {
 	struct whole w = whole_usual();
@@ -339,7 +349,7 @@ static void blocks_out_of_order_agree_within_rounding(void **state)
 	(void)state;
 	w.n = 143 * 16;
 	whole_open(&w, 12);
-	whole_kv(&w, 16, false, &kv);
+	whole_kv(&w, 16, ORDER_HND, &kv);
 	for (uint64_t b = 0; b < 143; b++) {
 		const uint64_t at = noise_below(&seed, (uint32_t)b + 1);
 
@@ -368,7 +378,7 @@ static void parts_of_the_keys_merge_to_the_whole(void **state)
 
 	(void)state;
 	whole_open(&w, 13);
-	whole_kv(&w, 16, false, &kv);
+	whole_kv(&w, 16, ORDER_HND, &kv);
 	whole_opts(&w, &opts);
 	borders[3] = kv.n_blocks;
 	for (uint64_t b = 0; b < kv.n_blocks; b++)

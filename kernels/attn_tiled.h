@@ -1,0 +1,596 @@
+/*
+ * attn_tiled.h - attention over one split of a TILED table; included by each attn_<isa>.c behind attn_tmpl.h
+ *
+ * What is worked on at once are four subtiles of 16 positions, STREAM_GAP positions apart: with blocks of 64 tokens the
+ * four streams lie in four blocks.  Their scores lie side by side by position (index i = 16 * s + t); values are taken
+ * in by turns, token t of each stream, then token t + 1 (bits of a mask in that order: see spread()).  A score is one
+ * chain of multiply-adds over the dims; everything else is as in attn_tmpl.h, and the same promise holds.
+ */
+#include "tiled.h"
+
+#define STREAM_GAP 64u /* positions between streams: four of them make a group */
+#define GROUP_TOKENS (STREAMS * STREAM_GAP)
+#define GROUP_STEPS (STREAM_GAP / SUB_TOKENS)
+#define SPLIT_STEPS (ATTN_SPLIT / ATTN_TILE)
+#define SUB_VECS (SUB_TOKENS / LANES) /* vectors of a subtile's dim */
+#define KEY_STREAMS (KEY_VECS / SUB_VECS) /* streams that are scored at once */
+#define DIM_STEP 4u
+
+/* K or V of one head in one step. */
+struct lanes {
+	const char *base[STREAMS];
+	size_t step; /* K: bytes from dim to dim; V: from token to token of the first chunk, widened: of all */
+	const float *scale[STREAMS]; /* by token; NULL: none */
+};
+
+/* What a pass asks for ahead of time: line o of stream s at own[s] + o, from offset `turn` on at next[s] + o. */
+struct fetch {
+	const char *own[STREAMS], *next[STREAMS];
+	size_t turn;
+	bool on;
+};
+
+struct tiled {
+	struct work w;
+	struct geom_tensor k, v;
+	size_t k_bytes, v_bytes; /* of a tile in blocks */
+	size_t ahead; /* bytes of a stream that are asked for before they are used */
+	struct tile tiles[SPLIT_STEPS];
+	bool sight[SPLIT_STEPS];
+};
+
+/* ---- Where streams lie ---- */
+
+/* Position of stream @s in step @i, from the split's beginning. */
+static uint32_t step_pos(uint32_t i, uint32_t s)
+{
+	return i / GROUP_STEPS * GROUP_TOKENS + i % GROUP_STEPS * SUB_TOKENS + s * STREAM_GAP;
+}
+
+/* Whether a subtile's keys lie in one tile of a block, each at its own place: then it is read there, tail and all. */
+static bool tiled_in_place(const struct attn_part *part, struct sub *sub)
+{
+	const struct attn_run *run = part->runs + sub->run;
+	const int64_t first = (int64_t)run->token + (sub->pos - run->pos);
+	const uint32_t next = sub->run + 1;
+
+	if (!sub->present || first < 0 || first % SUB_TOKENS || part->call->geom.block_tokens < SUB_TOKENS)
+		return false;
+	if (next < part->n_runs && part->runs[next].pos < sub->pos + SUB_TOKENS)
+		return false;
+	sub->block = run->block;
+	sub->token = (uint32_t)first;
+	return true;
+}
+
+static void tiled_find(struct tiled *x)
+{
+	const struct attn_part *part = x->w.part;
+
+	for (uint32_t i = 0; i < SPLIT_STEPS; i++) {
+		struct tile *tile = &x->tiles[i];
+
+		tile->any = false;
+		for (uint32_t s = 0; s < STREAMS; s++) {
+			struct sub *sub = &tile->sub[s];
+
+			sub_find(part, part->split.pos + step_pos(i, s), sub);
+			sub->whole = tiled_in_place(part, sub);
+			tile->any |= sub->present != 0;
+		}
+	}
+}
+
+static uint64_t step_seen(const struct work *w, const struct tile *tile, uint32_t q)
+{
+	const int64_t p = w->part->seq->pos0 + (int64_t)(w->part->rows.q0 + q);
+	uint64_t seen = 0;
+
+	for (uint32_t s = 0; s < STREAMS; s++) {
+		const struct sub *sub = &tile->sub[s];
+
+		seen |= (sub->present & attn_seen(w->part->call, w->part->seq, p, sub->pos)) << s * SUB_TOKENS;
+	}
+	return seen;
+}
+
+/* What each query sees in each step: w.seen[step * n_q + q]. */
+static void tiled_sight(struct tiled *x)
+{
+	const uint32_t n_q = x->w.part->rows.n_q;
+
+	for (uint32_t i = 0; i < SPLIT_STEPS; i++) {
+		uint64_t any = 0;
+
+		for (uint32_t q = 0; q < n_q && x->tiles[i].any; q++) {
+			x->w.seen[i * n_q + q] = step_seen(&x->w, &x->tiles[i], q);
+			any |= x->w.seen[i * n_q + q];
+		}
+		x->sight[i] = any != 0;
+	}
+}
+
+/* Bits by position to the order in which values are taken in. */
+static uint64_t by_turns(uint64_t by_position)
+{
+	uint64_t bits = 0;
+
+	for (uint32_t s = 0; s < STREAMS; s++)
+		bits |= spread(by_position >> s * SUB_TOKENS & 0xffff) << s;
+	return bits;
+}
+
+/* ---- K or V of a step: in place, or a copy ---- */
+
+static const char *tile_addr(const struct geom_tensor *t, const struct sub *sub, uint32_t head)
+{
+	return sub->block + t->off + sub->token / t->tile * t->token_stride + head * t->head_stride;
+}
+
+static void token_copy(const struct geom_tensor *t, char *to, uint32_t to_token, const char *from, uint32_t from_token)
+{
+	geom_token_move(t, to, TILED_TOKENS, to_token, from, t->tile, from_token);
+	if (tiled_scaled(t->type))
+		memcpy(to + tiled_scale_off(t->type, t->dim, TILED_TOKENS, t->values) + to_token * sizeof(float),
+			from + tiled_scale_off(t->type, t->dim, t->tile, t->values) + from_token * sizeof(float),
+			sizeof(float));
+}
+
+/* A whole tile of the keys there are, wherever they lie; the rest is zero. */
+static void tile_copy(
+	const struct work *w, const struct sub *sub, const struct geom_tensor *t, uint32_t head, size_t bytes, char *to)
+{
+	const struct attn_part *part = w->part;
+
+	memset(to, 0, bytes);
+	for (uint32_t i = sub->run; i < part->n_runs && part->runs[i].pos < sub->pos + SUB_TOKENS; i++) {
+		const struct attn_run *run = &part->runs[i];
+		const int64_t run_end = run->pos + run->n, sub_end = sub->pos + SUB_TOKENS;
+		const int64_t end = run_end < sub_end ? run_end : sub_end;
+
+		for (int64_t pos = run->pos > sub->pos ? run->pos : sub->pos; pos < end; pos++) {
+			const uint64_t token = run->token + (uint64_t)(pos - run->pos);
+			const char *tile =
+				run->block + t->off + token / t->tile * t->token_stride + head * t->head_stride;
+
+			token_copy(t, to, (uint32_t)(pos - sub->pos), tile, (uint32_t)(token % t->tile));
+		}
+	}
+}
+
+/* Streams without a key stand on one that has some: what they give is masked. */
+static void lanes_open(const struct tiled *x, const struct tile *tile, const struct geom_tensor *t, uint32_t head,
+	char *copy, struct lanes *lanes)
+{
+	const size_t bytes = attn_round_up(tiled_bytes(t->type, t->dim, TILED_TOKENS, t->values), ATTN_ALIGN);
+	const char *some = NULL;
+
+	for (uint32_t s = 0; s < STREAMS; s++) {
+		const struct sub *sub = &tile->sub[s];
+
+		lanes->base[s] = NULL;
+		if (sub->whole)
+			lanes->base[s] = tile_addr(t, sub, head);
+		else if (sub->present) {
+			tile_copy(&x->w, sub, t, head, bytes, copy + s * bytes);
+			lanes->base[s] = copy + s * bytes;
+		}
+		some = lanes->base[s] ? lanes->base[s] : some;
+	}
+	for (uint32_t s = 0; s < STREAMS; s++) {
+		if (!lanes->base[s])
+			lanes->base[s] = some;
+		lanes->scale[s] = NULL;
+		if (tiled_scaled(t->type))
+			lanes->scale[s] =
+				(const float *)(const void *)(lanes->base[s] + tiled_scale_off(t->type, t->dim,
+										       TILED_TOKENS, t->values));
+	}
+	lanes->step = kvattn_type_bytes(t->type) * (t->values ? tiled_v_row(t->dim, 0) : SUB_TOKENS);
+}
+
+/* ---- Keys ---- */
+
+INLINE vec elems_vec(const int type, const char *at, size_t i)
+{
+	if (type == KVATTN_I8)
+		return vec_load_i8((const int8_t *)(const void *)at + i);
+	return row_vec(type, at, i);
+}
+
+INLINE uint32_t elem_bytes(const int type)
+{
+	return type == KVATTN_F32 ? 4 : type == KVATTN_I8 ? 1 : 2;
+}
+
+/* @n dims, a constant, from @d on: scores of @n_rows rows with @n_streams subtiles. */
+INLINE void scores_dims(const int type, const int n_rows, const uint32_t n_streams, const uint32_t n, const float *q,
+	size_t q_stride, uint32_t d, const char *const *k, size_t step, const char *const *soon,
+	vec sum[KEY_ROWS][KEY_VECS])
+{
+	const uint32_t line_dims = elem_bytes(type) * SUB_TOKENS >= 64 ? 1 : 64 / (elem_bytes(type) * SUB_TOKENS);
+
+	UNROLL for (uint32_t i = 0; i < n; i++)
+	{
+		vec key[KEY_VECS];
+
+		if (soon && i % line_dims == 0)
+			UNROLL for (uint32_t s = 0; s < n_streams; s++)
+				__builtin_prefetch(soon[s] + (d + i) * SUB_TOKENS * elem_bytes(type));
+		UNROLL for (uint32_t j = 0; j < n_streams * SUB_VECS; j++) key[j] =
+			elems_vec(type, k[j / SUB_VECS] + (d + i) * step, j % SUB_VECS * LANES);
+		UNROLL for (int r = 0; r < n_rows; r++)
+		{
+			const vec query = vec_set1(q[r * q_stride + d + i]);
+
+			UNROLL for (uint32_t j = 0; j < n_streams * SUB_VECS; j++) sum[r][j] =
+				vec_fma(query, key[j], sum[r][j]);
+		}
+	}
+}
+
+INLINE void scores_take(const int type, const int n_rows, const uint32_t n_streams, const float *q, size_t q_stride,
+	uint32_t dim, const char *const *k, size_t step, const struct fetch *fetch, uint32_t s0, float *score)
+{
+	vec sum[KEY_ROWS][KEY_VECS];
+	uint32_t d = 0;
+
+	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t j = 0; j < n_streams * SUB_VECS; j++) sum[r][j] =
+		vec_zero();
+	for (; d + DIM_STEP <= dim; d += DIM_STEP) {
+		const char *const *soon = d * SUB_TOKENS * elem_bytes(type) < fetch->turn ? fetch->own : fetch->next;
+
+		scores_dims(
+			type, n_rows, n_streams, DIM_STEP, q, q_stride, d, k, step, fetch->on ? soon + s0 : NULL, sum);
+	}
+	for (; d < dim; d++)
+		scores_dims(type, n_rows, n_streams, 1, q, q_stride, d, k, step, NULL, sum);
+	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t j = 0; j < n_streams * SUB_VECS; j++)
+		vec_store(score + r * ATTN_TILE + j * LANES, sum[r][j]);
+}
+
+INLINE void scores_rows(const int type, const uint32_t n_streams, const struct tiled *x, const float *q,
+	const char *const *k, size_t step, const struct fetch *fetch, uint32_t s0)
+{
+	const struct work *w = &x->w;
+	const uint32_t dim = x->k.dim;
+	struct fetch none = {.on = false};
+	float *score = w->weight + s0 * SUB_TOKENS;
+	uint32_t r = 0;
+
+	for (; r + KEY_ROWS <= w->rows; r += KEY_ROWS) {
+		scores_take(type, KEY_ROWS, n_streams, q + (size_t)r * w->k_pad, w->k_pad, dim, k, step,
+			r ? &none : fetch, s0, score + (size_t)r * ATTN_TILE);
+	}
+	for (; r < w->rows; r++)
+		scores_take(type, 1, n_streams, q + (size_t)r * w->k_pad, w->k_pad, dim, k, step, r ? &none : fetch, s0,
+			score + (size_t)r * ATTN_TILE);
+}
+
+INLINE void scores_all(const int type, const struct tiled *x, const float *q, const struct lanes *k,
+	const struct fetch *fetch, bool one_stream)
+{
+	if (one_stream) {
+		scores_rows(type, 1, x, q, k->base, k->step, fetch, 0);
+		return;
+	}
+	for (uint32_t s = 0; s < STREAMS; s += KEY_STREAMS)
+		scores_rows(type, KEY_STREAMS, x, q, k->base + s, k->step, fetch, s);
+}
+
+/* Each score by its token's scale. */
+TARGET static void scores_scale(const struct work *w, const struct lanes *k)
+{
+	for (uint32_t s = 0; s < STREAMS; s++)
+		for (uint32_t r = 0; r < w->rows; r++)
+			for (uint32_t j = 0; j < SUB_VECS; j++) {
+				float *at = w->weight + (size_t)r * ATTN_TILE + s * SUB_TOKENS + j * LANES;
+
+				vec_store(at, vec_mul(vec_load(at), vec_load(k->scale[s] + j * LANES)));
+			}
+}
+
+/* ---- Values ---- */
+
+/* One token of one stream, @n_vecs vectors of a chunk. */
+#define TURN(t, s) \
+	do { \
+		const char *row = v[s] + (t)*step; \
+		vec value[VALUE_VECS]; \
+		UNROLL for (int j = 0; j < n_vecs; j++) value[j] = elems_vec(type, row, dim0 + j * LANES); \
+		UNROLL for (int r = 0; r < n_rows; r++) \
+		{ \
+			const vec by = vec_set1(weight[r * ATTN_TILE + (s)*SUB_TOKENS + (t)]); \
+			UNROLL for (int j = 0; j < n_vecs; j++) sum[r][j] = vec_fma(by, value[j], sum[r][j]); \
+		} \
+	} while (0)
+
+/* @n_rows rows take in LANES * @n_vecs dims of all values of a chunk, or of those in @mask (by turns). */
+INLINE void turns_take(const int type, const int n_rows, const int n_vecs, const bool all, uint64_t mask,
+	const float *weight, const char *const *v, size_t step, const char *const *own, const char *const *next,
+	size_t turn, uint32_t dim0, float *acc, size_t acc_stride)
+{
+	vec sum[VALUE_ROWS][VALUE_VECS];
+
+	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int j = 0; j < n_vecs; j++) sum[r][j] = vec_zero();
+	if (all) {
+		for (uint32_t t = 0; t < SUB_TOKENS; t++) {
+			const size_t at = t * step + dim0 * elem_bytes(type);
+			const char *const *soon = at < turn ? own : next;
+
+			UNROLL for (uint32_t s = 0; s < STREAMS; s++)
+			{
+				if (own)
+					UNROLL for (uint32_t o = 0; o < n_vecs * LANES * elem_bytes(type); o += 64)
+						__builtin_prefetch(soon[s] + at + o);
+				TURN(t, s);
+			}
+		}
+	} else {
+		for (; mask; mask &= mask - 1) {
+			const uint32_t i = (uint32_t)__builtin_ctzll(mask);
+
+			TURN(i / STREAMS, i % STREAMS);
+		}
+	}
+	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int j = 0; j < n_vecs; j++) vec_store(
+		acc + r * acc_stride + j * LANES, vec_add(vec_load(acc + r * acc_stride + j * LANES), sum[r][j]));
+}
+#undef TURN
+
+/* All dims of @n_rows rows, chunk by chunk.  @wide: f32 rows of v_pad, not chunks. */
+INLINE void turns_dims(const int type, const int n_rows, const bool all, uint64_t mask, const float *weight,
+	const struct tiled *x, const struct lanes *v, bool wide, const struct fetch *fetch, float *acc,
+	size_t acc_stride)
+{
+	const uint32_t dim = (uint32_t)attn_round_up(x->v.dim, TILED_PAD);
+
+	for (uint32_t c = 0; c < dim; c += TILED_CHUNK) {
+		const uint32_t n = tiled_v_row(x->v.dim, c);
+		const size_t off = (wide ? c : (size_t)c * SUB_TOKENS) * elem_bytes(type);
+		const size_t step = wide ? v->step : n * elem_bytes(type);
+		const char *base[STREAMS], *own[STREAMS], *next[STREAMS];
+		const size_t turn = fetch->turn > off ? fetch->turn - off : 0;
+		uint32_t d = 0;
+
+		for (uint32_t s = 0; s < STREAMS; s++) {
+			base[s] = v->base[s] + off;
+			own[s] = fetch->own[s] + off;
+			next[s] = fetch->next[s] + off;
+		}
+		for (; d + VALUE_VECS * LANES <= n; d += VALUE_VECS * LANES)
+			turns_take(type, n_rows, VALUE_VECS, all, mask, weight, base, step, fetch->on ? own : NULL,
+				next, turn, d, acc + c + d, acc_stride);
+		for (; d < n; d += LANES)
+			turns_take(type, n_rows, 1, all, mask, weight, base, step, NULL, NULL, 0, d, acc + c + d,
+				acc_stride);
+	}
+}
+
+INLINE void turns_rows(const int type, const bool all, uint32_t n_rows, uint64_t mask, const float *weight,
+	const struct tiled *x, const struct lanes *v, bool wide, const struct fetch *fetch, float *acc,
+	size_t acc_stride)
+{
+	static const struct fetch none = {.on = false};
+
+	for (; n_rows >= VALUE_ROWS; n_rows -= VALUE_ROWS) {
+		turns_dims(type, VALUE_ROWS, all, mask, weight, x, v, wide, fetch, acc, acc_stride);
+		weight += VALUE_ROWS * ATTN_TILE;
+		acc += VALUE_ROWS * acc_stride;
+		fetch = &none;
+	}
+	for (; n_rows; n_rows--) {
+		turns_dims(type, 1, all, mask, weight, x, v, wide, fetch, acc, acc_stride);
+		weight += ATTN_TILE;
+		acc += acc_stride;
+		fetch = &none;
+	}
+}
+
+INLINE void turns_all(
+	const int type, const struct tiled *x, const struct lanes *v, bool wide, const struct fetch *fetch, uint32_t h)
+{
+	const struct work *w = &x->w;
+	const size_t acc_stride = w->part->call->acc_floats;
+	float *acc = w->part->state.acc + (size_t)h * w->rows * acc_stride;
+	uint32_t r = 0, n;
+
+	for (; r < w->rows; r += n) {
+		const uint64_t mask = w->mask[r];
+
+		for (n = 1; r + n < w->rows && w->mask[r + n] == mask; n++)
+			;
+		if (mask == UINT64_MAX)
+			turns_rows(type, true, n, mask, w->weight + (size_t)r * ATTN_TILE, x, v, wide, fetch,
+				acc + r * acc_stride, acc_stride);
+		else if (mask)
+			turns_rows(type, false, n, mask, w->weight + (size_t)r * ATTN_TILE, x, v, wide, fetch,
+				acc + r * acc_stride, acc_stride);
+	}
+}
+
+/* Each weight by its token's scale; sums of weights are done. */
+TARGET static void weights_scale(const struct work *w, const struct lanes *v)
+{
+	scores_scale(w, v);
+}
+
+/* ---- One copy of each pass for each type ---- */
+
+#define TILED_PASSES(name, type) \
+	TARGET static void scores_##name(const struct tiled *x, const float *q, const struct lanes *k, \
+		const struct fetch *fetch, bool one_stream) \
+	{ \
+		scores_all(type, x, q, k, fetch, one_stream); \
+	} \
+	TARGET static void turns_##name( \
+		const struct tiled *x, const struct lanes *v, const struct fetch *fetch, uint32_t h) \
+	{ \
+		turns_all(type, x, v, false, fetch, h); \
+	} \
+	/* All of a tile to f32, K [dim][64], V [t][s][v_pad] */ \
+	TARGET static void widen_k_##name(const struct tiled *x, const struct lanes *k, float *to) \
+	{ \
+		for (uint32_t d = 0; d < x->k.dim; d++) \
+			for (uint32_t j = 0; j < ATTN_TILE; j += LANES) \
+				vec_store(to + d * ATTN_TILE + j, \
+					elems_vec(type, k->base[j / SUB_TOKENS] + d * k->step, j % SUB_TOKENS)); \
+	} \
+	TARGET static void widen_v_##name(const struct tiled *x, const struct lanes *v, float *to) \
+	{ \
+		const uint32_t dim = (uint32_t)attn_round_up(x->v.dim, TILED_PAD); \
+\
+		for (uint32_t d = 0; d < dim; d += LANES) { \
+			const uint32_t c = d / TILED_CHUNK * TILED_CHUNK, n = tiled_v_row(x->v.dim, c); \
+\
+			for (uint32_t i = 0; i < ATTN_TILE; i++) \
+				vec_store(to + (size_t)i * dim + d, \
+					elems_vec(type, v->base[i % STREAMS], \
+						(size_t)c * SUB_TOKENS + i / STREAMS * n + d - c)); \
+		} \
+	}
+
+TILED_PASSES(t32, KVATTN_F32)
+TILED_PASSES(t16, KVATTN_F16)
+TILED_PASSES(tb16, KVATTN_BF16)
+TILED_PASSES(t8, KVATTN_I8)
+
+TARGET static void turns_wide(const struct tiled *x, const struct lanes *v, const struct fetch *fetch, uint32_t h)
+{
+	turns_all(KVATTN_F32, x, v, true, fetch, h);
+}
+
+#define BY_TYPE(type, call, ...) \
+	do { \
+		if ((type) == KVATTN_F32) \
+			call##_t32(__VA_ARGS__); \
+		else if ((type) == KVATTN_F16) \
+			call##_t16(__VA_ARGS__); \
+		else if ((type) == KVATTN_BF16) \
+			call##_tb16(__VA_ARGS__); \
+		else \
+			call##_t8(__VA_ARGS__); \
+	} while (0)
+
+/* ---- A step of one head ---- */
+
+/* Many rows: K and V are widened to f32 once for all of them. */
+static void lanes_widen(const struct tiled *x, struct lanes *k, struct lanes *v)
+{
+	const size_t v_row = attn_round_up(x->v.dim, TILED_PAD);
+
+	BY_TYPE(x->k.type, widen_k, x, k, x->w.k_wide);
+	BY_TYPE(x->v.type, widen_v, x, v, x->w.v_wide);
+	k->step = ATTN_TILE * sizeof(float);
+	v->step = STREAMS * v_row * sizeof(float);
+	for (uint32_t s = 0; s < STREAMS; s++) {
+		k->base[s] = (const char *)(x->w.k_wide + s * SUB_TOKENS);
+		v->base[s] = (const char *)(x->w.v_wide + s * v_row);
+	}
+}
+
+/* Where stream @s of the keys goes on after step @i of head @h; nowhere: where it is. */
+static const char *stream_next(
+	const struct tiled *x, uint32_t next_step, uint32_t head, uint32_t s, const char *otherwise)
+{
+	if (next_step >= SPLIT_STEPS || !x->tiles[next_step].sub[s].whole)
+		return otherwise;
+	return tile_addr(&x->k, &x->tiles[next_step].sub[s], head);
+}
+
+static void fetch_set(struct fetch *fetch, const struct tiled *x, const struct lanes *own, size_t own_bytes)
+{
+	const size_t ahead = x->ahead < own_bytes ? x->ahead : own_bytes;
+
+	fetch->on = !x->w.widen;
+	fetch->turn = own_bytes - ahead;
+	for (uint32_t s = 0; s < STREAMS; s++) {
+		fetch->own[s] = own->base[s] + ahead;
+		fetch->next[s] -= fetch->turn;
+	}
+}
+
+TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t next_step, uint32_t next_h)
+{
+	struct work *w = &x->w;
+	const struct tile *tile = &x->tiles[i];
+	const uint32_t head0 = w->part->rows.head0;
+	const bool one_stream = !tile->sub[1].present && !tile->sub[2].present && !tile->sub[3].present;
+	struct fetch fetch_k, fetch_v;
+	struct lanes k, v;
+
+	lanes_open(x, tile, &x->k, head0 + h, w->k_copy, &k);
+	lanes_open(x, tile, &x->v, head0 + h, w->v_copy, &v);
+	for (uint32_t s = 0; s < STREAMS; s++) {
+		fetch_k.next[s] = v.base[s];
+		fetch_v.next[s] = stream_next(x, next_step, head0 + next_h, s, k.base[s]);
+	}
+	fetch_set(&fetch_k, x, &k, x->k_bytes);
+	fetch_set(&fetch_v, x, &v, x->v_bytes);
+	if (w->widen) {
+		lanes_widen(x, &k, &v);
+		scores_t32(x, w->q + (size_t)h * w->rows * w->k_pad, &k, &fetch_k, one_stream);
+	} else {
+		BY_TYPE(x->k.type, scores, x, w->q + (size_t)h * w->rows * w->k_pad, &k, &fetch_k, one_stream);
+	}
+	if (k.scale[0])
+		scores_scale(w, &k);
+	rows_weigh(w, tile, h, w->seen + (size_t)i * w->part->rows.n_q, true);
+	if (v.scale[0])
+		weights_scale(w, &v);
+	for (uint32_t r = 0; r < w->rows; r++)
+		if (w->mask[r] != UINT64_MAX)
+			w->mask[r] = by_turns(w->mask[r]);
+	if (w->widen)
+		turns_wide(x, &v, &fetch_v, h);
+	else
+		BY_TYPE(x->v.type, turns, x, &v, &fetch_v, h);
+}
+
+/* ---- A split ---- */
+
+/* Large blocks: a head's tiles of a group one after the other, so that its sums stay near.  Small ones: head by head,
+ * so that a block is read straight on.  A row's chain is the same. */
+static void group_take(struct tiled *x, uint32_t first)
+{
+	const uint32_t n_heads = x->w.part->rows.n_heads, n = n_heads * GROUP_STEPS;
+	const bool head_outer = x->w.part->call->geom.block_tokens >= STREAM_GAP;
+
+	for (uint32_t j = 0; j < n; j++) {
+		const uint32_t h = head_outer ? j / GROUP_STEPS : j % n_heads, next = j + 1;
+		const uint32_t i = first + (head_outer ? j % GROUP_STEPS : j / n_heads);
+
+		if (!x->sight[i])
+			continue;
+		if (next == n)
+			step_take(x, i, h, first + GROUP_STEPS, 0);
+		else if (head_outer)
+			step_take(x, i, h, first + next % GROUP_STEPS, next / GROUP_STEPS);
+		else
+			step_take(x, i, h, first + next / n_heads, next % n_heads);
+	}
+}
+
+static void tiled_part(const struct attn_part *part)
+{
+	const struct kvattn_geom *geom = &part->call->geom;
+	struct tiled x = {.k = geom_tensor_k(geom), .v = geom_tensor_v(geom), .ahead = AHEAD_BYTES};
+
+	work_init(part, &x.w);
+	work_load_queries(&x.w);
+	x.k_bytes = attn_round_up(tiled_bytes(x.k.type, x.k.dim, TILED_TOKENS, false), TILED_ALIGN);
+	x.v_bytes = attn_round_up(tiled_bytes(x.v.type, x.v.dim, TILED_TOKENS, true), TILED_ALIGN);
+	tiled_find(&x);
+	tiled_sight(&x);
+	for (uint32_t i = 0; i < SPLIT_STEPS; i += GROUP_STEPS)
+		group_take(&x, i);
+	work_total(&x.w);
+}
+
+static void isa_part(const struct attn_part *part)
+{
+	if (part->call->geom.layout == KVATTN_TILED)
+		tiled_part(part);
+	else
+		tmpl_part(part);
+}
