@@ -23,6 +23,7 @@ enum option_kind {
 	OPTION_OCTAL,
 	OPTION_BOOL,
 	OPTION_SPILL,
+	OPTION_POOL,
 	OPTION_LISTEN,
 };
 struct option_row {
@@ -48,7 +49,8 @@ static const struct option_row options[] = {
 	{"group", OPTION_TEXT, AT(group), 0, ROOM(group), "GROUP",
 		"operators: may read stats and use the admin socket"},
 	{"name", OPTION_TEXT, AT(name), 0, ROOM(name), "NAME", "name of the pool (default kvpool)"},
-	{"pool", OPTION_SIZE, AT(pool_bytes), MIB, 1ull << 46, "SIZE", "memory for KV blocks"},
+	{"pool", OPTION_POOL, AT(pool_bytes), MIB, 1ull << 46, "SIZE|nodeN=SIZE,...",
+		"memory for KV blocks, shared out over the NUMA nodes, or so much of each"},
 	{"slab", OPTION_SIZE, AT(slab_bytes), CONFIG_SLAB_MIN, 1ull << 40, "SIZE",
 		"unit in which memory moves (default: pool / 256, but 2M to 64M, or pool / 4096)"},
 	{"spill", OPTION_SPILL, 0, 0, 0, "DIR:SIZE", "directory and size of the spill store, or off"},
@@ -188,6 +190,54 @@ static int config_set_spill(struct config *config, const char *value)
 	return 0;
 }
 
+/* One part of a pool option that names nodes. */
+static int config_set_node(struct config *config, char *part)
+{
+	struct config_node *node = &config->nodes[config->n_nodes];
+	char *value = strchr(part, '='), *end;
+	unsigned long id;
+
+	if (strncmp(part, "node", 4) || !isdigit((unsigned char)part[4]) || !value)
+		return -EINVAL;
+	errno = 0;
+	id = strtoul(part + 4, &end, 10);
+	if (errno || end != value || id > UINT16_MAX || config_parse_size(value + 1, &node->bytes) < 0)
+		return -EINVAL;
+	node->id = (uint32_t)id;
+	for (unsigned i = 0; i < config->n_nodes; i++)
+		if (config->nodes[i].id == node->id)
+			return -EINVAL;
+	config->n_nodes++;
+	return 0;
+}
+
+static int config_set_pool(struct config *config, const struct option_row *row, const char *value)
+{
+	char text[1024], *rest, *part;
+	uint64_t bytes = 0;
+
+	config->n_nodes = 0;
+	if (strncmp(value, "node", 4)) {
+		if (config_parse_size(value, &bytes) < 0)
+			return -EINVAL;
+	} else {
+		if (strlen(value) >= sizeof(text))
+			return -EINVAL;
+		strcpy(text, value);
+		for (part = strtok_r(text, ",", &rest); part; part = strtok_r(NULL, ",", &rest)) {
+			if (config->n_nodes == CONFIG_NODES_MAX || config_set_node(config, part) < 0)
+				return -EINVAL;
+			if (config->nodes[config->n_nodes - 1].bytes > row->max)
+				return -ERANGE;
+			bytes += config->nodes[config->n_nodes - 1].bytes;
+		}
+	}
+	if (bytes < row->min || bytes > row->max)
+		return -ERANGE;
+	config->pool_bytes = bytes;
+	return 0;
+}
+
 /* One part of a listen option behind the path. */
 static int config_set_listen_part(struct config_listen *listen, const char *part, bool *has_gid)
 {
@@ -286,6 +336,8 @@ static int config_set_value(struct config *config, const struct option_row *row,
 		return config_set_spill(config, value);
 	case OPTION_LISTEN:
 		return config_set_listen(config, value);
+	case OPTION_POOL:
+		return config_set_pool(config, row, value);
 	default:
 		return config_set_number(config, row, value);
 	}
@@ -299,6 +351,8 @@ static const char *config_example(enum option_kind kind)
 		return "a name: leave the option out, or give one";
 	case OPTION_SIZE:
 		return "a size: use 4096, 64M, 2G";
+	case OPTION_POOL:
+		return "a size, or sizes of nodes: use 64G, or node0=64G,node2=128G";
 	case OPTION_NUMBER:
 		return "a number: use decimal digits only";
 	case OPTION_OCTAL:

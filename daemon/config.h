@@ -23,6 +23,14 @@ struct config_listen {
 	uint32_t uid, gid;
 };
 
+#define CONFIG_NODES_MAX 64
+
+/* What one NUMA node gives to the pool. */
+struct config_node {
+	uint32_t id;
+	uint64_t bytes;
+};
+
 struct config {
 	char file[256]; /* --config; "": none */
 	char socket[KVP_SOCKET_MAX];
@@ -32,7 +40,9 @@ struct config {
 	unsigned n_listen;
 	char group[64]; /* operators: may read stats and use the admin socket; "": only the owner */
 	char name[KVP_NAME_MAX];
-	uint64_t pool_bytes;
+	uint64_t pool_bytes; /* of all nodes */
+	struct config_node nodes[CONFIG_NODES_MAX];
+	unsigned n_nodes; /* 0: shared out */
 	uint64_t slab_bytes; /* 0: kvp_default_slab() */
 	char spill_dir[256]; /* "": no spill */
 	uint64_t spill_bytes;

@@ -7,6 +7,7 @@
 #ifndef KVPOOL_DAEMON_H
 #define KVPOOL_DAEMON_H
 
+#include "budget.h"
 #include "config.h"
 #include "loop.h"
 #include "pool.h"
@@ -28,6 +29,8 @@ struct daemon {
 
 	/* slab.c */
 	struct slab **slabs; /* by place; max_places */
+	uint64_t budget_bytes; /* for all slabs */
+	struct budget_node nodes[TOPOLOGY_NODES_MAX];
 	uint64_t slab_bytes_total, slab_bytes_spare;
 	uint32_t n_slabs;
 	struct maker *maker;

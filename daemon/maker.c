@@ -71,6 +71,8 @@ static int maker_fill(struct maker *maker, struct maker_job *job)
 	r = shm_reserve(job->fd, 0, job->bytes);
 	if (r == 0)
 		r = topology_populate(maker->topology, job->map, job->bytes, job->node);
+	if (r == 0)
+		job->placed = topology_placed(maker->topology, job->map, job->bytes, job->node);
 	if (r == 0 && maker->lock && mlock(job->map, job->bytes) < 0)
 		job->lock_error = -errno;
 	if (r < 0) {

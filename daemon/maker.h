@@ -33,6 +33,7 @@ struct maker_job {
 	int error; /* result: 0; -errno: nothing is mapped */
 	int bind_error; /* result: why it is not bound to its node */
 	int lock_error; /* result: why it is not locked */
+	int64_t placed; /* result: bytes on its node; -errno: the kernel does not tell */
 	void (*done)(struct maker_job *job); /* the job and its olds are the owner's again */
 	void *owner;
 };

@@ -530,17 +530,17 @@ static bool ns_take_slab(struct ns *ns, struct slab *slab)
 	return true;
 }
 
-bool ns_add_slab(struct ns *ns, uint32_t node)
+bool ns_add_slab(struct ns *ns, uint32_t node, bool only_there)
 {
 	struct daemon *d = ns->d;
 	struct slab *slab;
 
 	if (d->collects && d->collects != ns->id && loop_now() < d->collects_until_ns)
 		return false; /* spare slabs are being gathered for a larger one of another */
-	slab = slab_take_spare(d, ns->head->slab_bytes, node);
+	slab = slab_take_spare(d, ns->head->slab_bytes, node, only_there);
 	if (slab)
 		return ns_take_slab(ns, slab);
-	if (!slab_request(d, ns->head->slab_bytes, node, ns->id))
+	if (!slab_request(d, ns->head->slab_bytes, node, only_there, ns->id))
 		return false;
 	ns->n_coming += ns->head->slots_per_slab;
 	return true;

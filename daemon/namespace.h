@@ -179,9 +179,9 @@ void ns_entry_drop(struct entry *e);
 void ns_ghost_add(struct ns *ns, const struct kvp_key *key, enum kvp_miss_reason reason);
 enum kvp_miss_reason ns_miss_reason(struct ns *ns, const struct kvp_key *key);
 
-/** ns_add_slab() - take a spare slab into the namespace, or have one made (n_coming). @node: index, or TOPOLOGY_ANY.
- *  Return: false: none to be had. */
-bool ns_add_slab(struct ns *ns, uint32_t node);
+/** ns_add_slab() - take a spare slab into the namespace, or have one made (n_coming). @node: index, or TOPOLOGY_ANY;
+ *  unless @only_there, the nearest that has some.  Return: false: none to be had. */
+bool ns_add_slab(struct ns *ns, uint32_t node, bool only_there);
 void ns_attach_slab(struct ns *ns, struct slab *slab, bool adopted);
 /** ns_slab_came() - the slab that was to be made for the namespace, spare as yet; NULL: it could not be made */
 void ns_slab_came(struct ns *ns, struct slab *slab);

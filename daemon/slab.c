@@ -21,6 +21,7 @@
 #include "shm.h"
 #include "tier.h"
 
+#define PROGRESS_NS 5000000000ull /* between lines that tell how far the start is */
 #define LOOKS 256 /* slabs looked at in one slab_look() */
 
 /* A slab that left while sessions had it mapped. */
@@ -59,7 +60,16 @@ static void slab_count(struct daemon *d, const struct slab *slab, int sign)
 {
 	uint64_t bytes = sign < 0 ? -slab->bytes : slab->bytes;
 
+	struct budget_node *node = &d->nodes[slab->node];
+
 	d->n_slabs += (uint32_t)sign;
+	node->total += bytes;
+	node->spare += slab->use == KVP_SLAB_SPARE ? bytes : 0;
+	node->n_slabs += (uint32_t)sign;
+	node->n_bound += slab->bound ? (uint32_t)sign : 0;
+	if (slab->placed >= 0)
+		node->placed += sign < 0 ? -(uint64_t)slab->placed : (uint64_t)slab->placed;
+	budget_stats(d);
 	d->slab_bytes_total += bytes;
 	d->slab_bytes_spare += slab->use == KVP_SLAB_SPARE ? bytes : 0;
 	gauge_set(&d->pool.stats->counters.slabs, d->n_slabs);
@@ -123,6 +133,7 @@ static bool slab_list(struct daemon *d, struct slab *slab)
 	row->node = topology_node_id(d->topology, slab->node);
 	row->page_kib = 4;
 	row->bound = slab->bound;
+	row->placed = (uint64_t)slab->placed;
 	atomic_store_explicit(&row->number, slab->number, memory_order_release);
 	slab_count(d, slab, 1);
 	pool_stats_end(&d->pool);
@@ -202,20 +213,6 @@ static void slab_look_at_leaving(struct daemon *d)
 	}
 	d->leaving_bytes = occupied;
 	gauge_set(&d->pool.stats->counters.slab_bytes_leaving, occupied);
-}
-
-/* What slabs may take, those that are on their way or were put out included. */
-static uint64_t slab_budget(const struct daemon *d)
-{
-	return d->config.pool_bytes > d->leaving_bytes ? d->config.pool_bytes - d->leaving_bytes : 0;
-}
-
-/* What may be allocated now. */
-static uint64_t slab_room(const struct daemon *d)
-{
-	uint64_t budget = slab_budget(d), taken = d->slab_bytes_total + d->slab_bytes_moving;
-
-	return budget > taken ? budget - taken : 0;
 }
 
 /* Unlist and unlink; whoever still maps it will read zeroes and hold no memory of the budget.
@@ -305,11 +302,13 @@ static void making_done(struct maker_job *job)
 
 	making_end_olds(making);
 	d->slab_bytes_moving -= making->moving;
+	d->nodes[job->node].moving -= making->moving;
 	d->n_making--;
 	if (slab) {
 		d->n_coming--;
 		making_say_unbound(d, job);
 		slab->map = job->map;
+		slab->placed = job->placed;
 		slab->bound = job->bind_error == 0 && topology_n_nodes(d->topology) > 1;
 		if (job->error < 0 || !slab_list(d, slab)) {
 			making_say_failed(d, slab, job->error);
@@ -368,31 +367,25 @@ static bool slab_begin(struct daemon *d, struct maker_old *olds, uint64_t bytes,
 		.done = making_done,
 		.owner = making};
 	d->slab_bytes_moving += making->moving;
+	d->nodes[node].moving += making->moving;
 	d->n_making++;
 	d->n_coming += slab != NULL;
 	maker_submit(d->maker, &making->job);
 	return slab;
 }
 
-static struct slab *slab_find_spare(struct daemon *d, uint64_t bytes, uint32_t node)
+/* A spare slab of @bytes (0: any) on node @i. */
+static struct slab *slab_find_spare(struct daemon *d, uint64_t bytes, uint32_t i)
 {
-	struct slab *other = NULL;
+	if (!d->nodes[i].spare)
+		return NULL;
+	for (uint32_t place = 0; place < d->pool.header->max_places; place++) {
+		struct slab *slab = d->slabs[place];
 
-	for (uint32_t i = 0; i < d->pool.header->max_places; i++) {
-		struct slab *slab = d->slabs[i];
-
-		if (!slab || slab->use != KVP_SLAB_SPARE || (bytes && slab->bytes != bytes))
-			continue;
-		if (node == TOPOLOGY_ANY || slab->node == node)
+		if (slab && slab->use == KVP_SLAB_SPARE && slab->node == i && (!bytes || slab->bytes == bytes))
 			return slab;
-		other = slab;
 	}
-	return other;
-}
-
-struct slab *slab_take_spare(struct daemon *d, uint64_t bytes, uint32_t node)
-{
-	return slab_find_spare(d, bytes, node);
+	return NULL;
 }
 
 static bool slab_has_place(const struct daemon *d)
@@ -400,18 +393,32 @@ static bool slab_has_place(const struct daemon *d)
 	return d->n_slabs + d->n_coming < d->pool.header->max_places;
 }
 
-bool slab_request(struct daemon *d, uint64_t bytes, uint32_t node, uint64_t for_ns)
+struct slab *slab_take_spare(struct daemon *d, uint64_t bytes, uint32_t node, bool only_there)
 {
-	uint64_t room = slab_room(d);
-	struct maker_old *olds = NULL;
+	unsigned n = only_there ? 1 : topology_n_nodes(d->topology);
+	struct slab *slab = NULL;
 
-	if (room + d->slab_bytes_spare < bytes || !slab_has_place(d))
+	for (unsigned k = 0; k < n && !slab; k++)
+		slab = slab_find_spare(d, bytes, topology_near(d->topology, node, k));
+	return slab;
+}
+
+bool slab_request(struct daemon *d, uint64_t bytes, uint32_t node, bool only_there, uint64_t for_ns)
+{
+	unsigned n = only_there ? 1 : topology_n_nodes(d->topology), i = 0;
+	struct maker_old *olds = NULL;
+	uint64_t room = 0;
+
+	for (unsigned k = 0; k < n && room < bytes; k++) {
+		i = topology_near(d->topology, node, k);
+		room = budget_room(d, i) + d->nodes[i].spare;
+	}
+	if (room < bytes || !slab_has_place(d))
 		return false;
-	while (room < bytes) {
-		struct slab *spare = slab_find_spare(d, 0, node);
+	for (room = budget_room(d, i); room < bytes;) {
+		struct slab *spare = slab_find_spare(d, 0, i);
 		struct maker_old *old;
 
-		node = node == TOPOLOGY_ANY ? spare->node : node;
 		room += spare->bytes;
 		old = slab_destroy(d, spare);
 		if (old) {
@@ -419,17 +426,17 @@ bool slab_request(struct daemon *d, uint64_t bytes, uint32_t node, uint64_t for_
 			olds = old;
 		}
 	}
-	return slab_begin(d, olds, bytes, node == TOPOLOGY_ANY ? 0 : node, for_ns);
+	return slab_begin(d, olds, bytes, i, for_ns);
 }
 
 bool slab_give(struct daemon *d, struct slab *slab, uint64_t bytes, uint64_t for_ns)
 {
 	uint32_t node = slab->node;
 	struct maker_old *old = slab_destroy(d, slab);
-	bool enough = bytes && slab_room(d) >= bytes && slab_has_place(d);
+	bool enough = bytes && budget_room(d, node) >= bytes && slab_has_place(d);
 
 	if (!enough)
-		bytes = slab_room(d) >= d->pool.header->slab_bytes ? d->pool.header->slab_bytes : 0;
+		bytes = budget_room(d, node) >= d->pool.header->slab_bytes ? d->pool.header->slab_bytes : 0;
 	return slab_begin(d, old, bytes, node, enough ? for_ns : 0) && enough;
 }
 
@@ -575,6 +582,7 @@ static bool slab_adopt(struct daemon *d, uint32_t place)
 	slab->fd = fd;
 	slab->guard = GUARD_NONE;
 	slab->bound = row->bound;
+	slab->placed = (int64_t)row->placed;
 	for (unsigned i = 0; i < topology_n_nodes(d->topology); i++)
 		if (topology_node_id(d->topology, i) == row->node)
 			slab->node = i;
@@ -661,21 +669,50 @@ static int slab_maker_start(struct daemon *d)
 	return loop_add(d->loop, &d->maker_source);
 }
 
-/* Fill the budget with spare slabs, all CPUs at work. */
-static int slab_populate(struct daemon *d, uint64_t n, char message[256])
+static uint64_t slab_missing(const struct daemon *d)
+{
+	uint64_t n = 0;
+
+	for (unsigned i = 0; i < topology_n_nodes(d->topology); i++)
+		n += budget_room(d, i) / d->pool.header->slab_bytes;
+	return n;
+}
+
+static void slab_say_progress(struct daemon *d, uint64_t *next_ns)
+{
+	char text[96];
+	uint64_t now = loop_now();
+
+	snprintf(text, sizeof(text), "populating the pool: %" PRIu64 " of %" PRIu64 " MiB", d->slab_bytes_total >> 20,
+		d->budget_bytes >> 20);
+	pool_progress(&d->pool, text);
+	if (now < *next_ns)
+		return;
+	*next_ns = now + PROGRESS_NS;
+	log_info("%s", text);
+}
+
+/* Fill the budgets with spare slabs, all nodes in turn, all CPUs at work. */
+static int slab_populate(struct daemon *d, char message[256])
 {
 	unsigned n_nodes = topology_n_nodes(d->topology);
-	uint64_t begun = 0;
-	bool failed = false;
+	uint64_t slab = d->pool.header->slab_bytes, next_ns = loop_now() + PROGRESS_NS;
+	bool failed = false, more = true;
 
 	message[0] = 0;
 	d->slab_failure = message;
-	while (!message[0] && !failed && (begun < n || d->n_making)) {
+	while (!message[0] && !failed && (more || d->n_making)) {
 		/* few under way, so that one that fails is not followed by many */
-		while (!failed && begun < n && d->n_making < 2 * topology_n_cpus(d->topology))
-			failed = !slab_begin(d, NULL, d->pool.header->slab_bytes, (uint32_t)(begun++ % n_nodes), 0);
+		for (more = true; more && !failed && d->n_making < n_nodes + 2 * topology_n_cpus(d->topology);) {
+			more = false;
+			for (unsigned i = 0; i < n_nodes && !failed; i++)
+				if (budget_room(d, i) >= slab) {
+					failed = !slab_begin(d, NULL, slab, i, 0);
+					more = true;
+				}
+		}
 		maker_wait(d->maker);
-		pool_progress(&d->pool, "populating the pool");
+		slab_say_progress(d, &next_ns);
 	}
 	slab_settle(d);
 	d->slab_failure = NULL;
@@ -685,11 +722,15 @@ static int slab_populate(struct daemon *d, uint64_t n, char message[256])
 int slab_start(struct daemon *d, char message[256])
 {
 	uint64_t limit = cgroup_limit(), missing;
+	int r;
 
 	d->slabs = calloc(d->pool.header->max_places, sizeof(*d->slabs));
 	if (!d->slabs || slab_maker_start(d) < 0)
 		return -ENOMEM;
-	if (d->config.pool_bytes > limit) {
+	r = budget_start(d, message);
+	if (r < 0)
+		return r;
+	if (d->budget_bytes > limit) {
 		snprintf(message, 256,
 			"--pool %" PRIu64 " is more than this cgroup's memory limit of %" PRIu64
 			": raise the limit (MemoryMax=), or give a smaller --pool",
@@ -702,8 +743,9 @@ int slab_start(struct daemon *d, char message[256])
 			if (atomic_load(&d->pool.slab_rows[i].number))
 				slab_adopt(d, i);
 	}
-	for (struct slab *spare; d->slab_bytes_total > d->config.pool_bytes && (spare = slab_find_spare(d, 0, 0));)
-		slab_begin(d, slab_destroy(d, spare), 0, 0, 0);
+	for (unsigned i = 0; i < topology_n_nodes(d->topology); i++)
+		for (struct slab *spare; budget_over(d, i) && (spare = slab_find_spare(d, 0, i));)
+			slab_begin(d, slab_destroy(d, spare), 0, i, 0);
 	slab_settle(d);
 	if (d->slab_bytes_total > d->config.pool_bytes) {
 		snprintf(message, 256,
@@ -712,7 +754,7 @@ int slab_start(struct daemon *d, char message[256])
 			d->slab_bytes_total, d->config.pool_bytes);
 		return -ENOSPC;
 	}
-	missing = (d->config.pool_bytes - d->slab_bytes_total) / d->pool.header->slab_bytes;
+	missing = slab_missing(d);
 	if (missing > slab_free_places(d)) {
 		snprintf(message, 256,
 			"the pool kept in memory was made for %" PRIu64 " bytes at most (%u slabs of %" PRIu64
@@ -728,7 +770,7 @@ int slab_start(struct daemon *d, char message[256])
 			shm_free_bytes(), missing * d->pool.header->slab_bytes);
 		return -ENOSPC;
 	}
-	return slab_populate(d, missing, message);
+	return slab_populate(d, message);
 }
 
 void slab_stop(struct daemon *d)

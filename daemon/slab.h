@@ -38,17 +38,19 @@ struct slab {
 	bool withdrawn; /* no slot of it is given out, and its free ones are not counted as free */
 	bool condemned; /* and it goes when the last transfer in it has ended */
 	bool bound;
+	int64_t placed; /* bytes of it that lie on its node; -errno: the kernel does not tell */
 };
 
 /** slab_start() - adopt the slabs of the last daemon, then fill the budget with spare ones. @message as ever. Return: 0; -errno. */
 int slab_start(struct daemon *d, char message[256]);
 void slab_stop(struct daemon *d);
 
-/** slab_take_spare() - a zeroed slab of exactly @bytes, from the spare ones, on @node if there is one there; NULL: none */
-struct slab *slab_take_spare(struct daemon *d, uint64_t bytes, uint32_t node);
+/** slab_take_spare() - a zeroed slab of exactly @bytes, from the spare ones, on @node or (unless @only_there) as near to it as can
+ *  be; NULL: none */
+struct slab *slab_take_spare(struct daemon *d, uint64_t bytes, uint32_t node, bool only_there);
 /** slab_request() - make one for a namespace, of spare ones of other sizes if need be: ns_slab_came() follows, soon.
  *  Return: false: there is no room for it, nothing follows. */
-bool slab_request(struct daemon *d, uint64_t bytes, uint32_t node, uint64_t for_ns);
+bool slab_request(struct daemon *d, uint64_t bytes, uint32_t node, bool only_there, uint64_t for_ns);
 /** slab_give() - the slab leaves whoever had it, and one of @bytes for a namespace is made of it: ns_slab_came() follows.
  *  Return: false: it is not enough for that; a spare one of the usual size takes its room in the budget. */
 bool slab_give(struct daemon *d, struct slab *slab, uint64_t bytes, uint64_t for_ns);

@@ -567,7 +567,10 @@ uint64_t tier_make_room(struct ns *ns, uint64_t want, uint32_t node)
 {
 	uint64_t now;
 
-	while (ns->n_free + ns->n_coming < want && ns_add_slab(ns, node))
+	/* free slots elsewhere do not keep a caller from memory near it, if there is some to spare */
+	if (node != TOPOLOGY_ANY && ns->n_free && !ns->n_coming && !ns->open[node])
+		ns_add_slab(ns, node, true);
+	while (ns->n_free + ns->n_coming < want && ns_add_slab(ns, node, false))
 		;
 	if (ns->n_free + ns->n_coming + ns->n_writing >= want)
 		return ns->n_free;

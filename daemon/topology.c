@@ -8,8 +8,12 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -22,8 +26,34 @@ struct topology {
 	hwloc_topology_t hwloc;
 	unsigned n_nodes;
 	hwloc_obj_t *nodes;
+	hwloc_bitmap_t with_cpus; /* by the kernel's numbers */
 	uint8_t (*near)[TOPOLOGY_NODES_MAX]; /* row: a node; all nodes, the nearest first */
 };
+
+/* Nodes of CXL memory have the CPUs of the whole machine beside them in hwloc's tree: the kernel knows better. In a topology
+   that is not this machine's, a node that shares the CPUs of one before it counts as one without. */
+static void topology_find_cpus(struct topology *t)
+{
+	char line[1024] = "";
+	FILE *file = hwloc_topology_is_thissystem(t->hwloc) ? fopen("/sys/devices/system/node/has_cpu", "re") : NULL;
+
+	t->with_cpus = hwloc_bitmap_alloc();
+	if (file) {
+		if (fgets(line, sizeof(line), file)) {
+			line[strcspn(line, "\n")] = 0;
+			hwloc_bitmap_list_sscanf(t->with_cpus, line);
+		}
+		fclose(file);
+	}
+	for (unsigned i = 0; i < t->n_nodes && !line[0]; i++) {
+		bool own = !hwloc_bitmap_iszero(t->nodes[i]->cpuset);
+
+		for (unsigned j = 0; j < i; j++)
+			own = own && !hwloc_bitmap_intersects(t->nodes[i]->cpuset, t->nodes[j]->cpuset);
+		if (own)
+			hwloc_bitmap_set(t->with_cpus, t->nodes[i]->os_index);
+	}
+}
 
 /* Latency by the kernel's table; 0: it says nothing. */
 static uint64_t topology_distance(
@@ -99,6 +129,7 @@ int topology_open(struct topology **topology)
 	while ((node = hwloc_get_next_obj_by_type(t->hwloc, HWLOC_OBJ_NUMANODE, node)))
 		if (node->attr->numanode.local_memory && t->n_nodes < TOPOLOGY_NODES_MAX)
 			t->nodes[t->n_nodes++] = node;
+	topology_find_cpus(t);
 	if (topology_sort_near(t) < 0) {
 		topology_close(t);
 		return -ENOMEM;
@@ -112,6 +143,7 @@ void topology_close(struct topology *t)
 	if (!t)
 		return;
 	hwloc_topology_destroy(t->hwloc);
+	hwloc_bitmap_free(t->with_cpus);
 	free(t->nodes);
 	free(t->near);
 	free(t);
@@ -132,6 +164,16 @@ unsigned topology_n_cpus(const struct topology *t)
 uint32_t topology_node_id(const struct topology *t, unsigned i)
 {
 	return i < t->n_nodes ? t->nodes[i]->os_index : 0;
+}
+
+uint64_t topology_node_memory(const struct topology *t, unsigned i)
+{
+	return i < t->n_nodes ? t->nodes[i]->attr->numanode.local_memory : 0;
+}
+
+bool topology_has_cpus(const struct topology *t, unsigned i)
+{
+	return i >= t->n_nodes || hwloc_bitmap_isset(t->with_cpus, t->nodes[i]->os_index);
 }
 
 uint32_t topology_index(const struct topology *t, uint32_t id)
@@ -239,4 +281,25 @@ int topology_populate(struct topology *t, void *addr, uint64_t len, unsigned i)
 	for (unsigned j = 0; j < n; j++)
 		pthread_join(threads[j], NULL);
 	return atomic_load(&p.error);
+}
+
+int64_t topology_placed(const struct topology *t, void *addr, uint64_t len, unsigned i)
+{
+	void *pages[512];
+	int at[512];
+	int64_t placed = 0;
+
+	if (t->n_nodes < 2 || !hwloc_topology_is_thissystem(t->hwloc))
+		return (int64_t)len;
+	for (uint64_t off = 0; off < len;) {
+		unsigned long n = 0;
+
+		for (; n < 512 && off < len; n++, off += 4096)
+			pages[n] = (char *)addr + off;
+		if (syscall(SYS_move_pages, 0, n, pages, NULL, at, 0) < 0)
+			return -errno;
+		while (n--)
+			placed += at[n] == (int)t->nodes[i]->os_index ? 4096 : 0;
+	}
+	return placed;
 }

@@ -24,6 +24,9 @@ uint32_t topology_node_id(const struct topology *topology, unsigned i); /* the k
 
 unsigned topology_n_cpus(const struct topology *topology); /* we may use; at least 1 */
 
+uint64_t topology_node_memory(const struct topology *topology, unsigned i); /* its size */
+bool topology_has_cpus(const struct topology *topology, unsigned i);
+
 /** topology_index() - index of the kernel's node @id, or of the nearest one with memory; TOPOLOGY_ANY for an unknown one */
 uint32_t topology_index(const struct topology *topology, uint32_t id);
 
@@ -37,5 +40,9 @@ int topology_bind(struct topology *topology, void *addr, uint64_t len, unsigned 
  *  thread moves there, and a long piece is shared with more threads.
  *  Return: 0; -ENOMEM; -errno. */
 int topology_populate(struct topology *topology, void *addr, uint64_t len, unsigned i);
+
+/** topology_placed() - how many bytes of [addr, addr + len), all touched, lie on node @i by the kernel's word.
+ *  Return: bytes; -errno: it is not told here. */
+int64_t topology_placed(const struct topology *topology, void *addr, uint64_t len, unsigned i);
 
 #endif

@@ -80,11 +80,26 @@ struct kvp_slab_row {
 	_Atomic uint64_t number;
 	uint64_t bytes;
 	uint64_t ns_id;
-	uint64_t reserved;
+	uint64_t placed; /* bytes that lie on its node, by the kernel's word; UINT64_MAX: it was not told */
 	uint32_t use;
 	uint32_t node;
 	uint32_t page_kib;
 	uint32_t bound; /* 1: bound to its node */
+};
+
+/* A NUMA node with memory. */
+#define KVP_STATS_NODES_MAX 64
+struct kvp_node_row {
+	uint32_t id; /* the kernel's number */
+	uint32_t has_cpus; /* 0: memory only */
+	uint64_t memory; /* of the node, as hwloc tells; 0: unknown */
+	uint64_t asked; /* its budget for slabs */
+	uint64_t got; /* bytes in slabs there */
+	uint64_t used; /* of these, in namespaces */
+	uint64_t placed; /* of got: pages that lie there by the kernel's word */
+	uint32_t n_slabs;
+	uint32_t n_bound; /* of these, bound to the node */
+	uint64_t reserved;
 };
 
 struct kvp_stats {
@@ -108,6 +123,9 @@ struct kvp_stats {
 	char spill_dir[256];
 	char spill_message[256]; /* why the tier is off or down, or which engine serves it */
 	char numa_message[256]; /* why slabs are unbound, if they are */
+	uint32_t n_nodes;
+	uint32_t reserved1;
+	struct kvp_node_row nodes[KVP_STATS_NODES_MAX];
 	struct kvp_counters counters;
 };
 

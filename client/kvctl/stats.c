@@ -74,6 +74,56 @@ static void print_memory(const struct snapshot *snapshot, const struct totals *t
 		printf("       placement: %s\n", message);
 }
 
+/* By NUMA node. One node that got what was asked for is not worth a table. */
+static void print_nodes(const struct kvp_stats *head)
+{
+	static const char *const heads[] = {
+		"<NODE", "<CPUS", ">ASKED", ">GOT", ">USED", ">ON THE NODE", ">BOUND SLABS", ">SIZE"};
+	unsigned n = head->n_nodes < KVP_STATS_NODES_MAX ? head->n_nodes : KVP_STATS_NODES_MAX;
+	struct table table;
+
+	if (n < 2)
+		return;
+	table_init(&table, heads, 8);
+	for (unsigned i = 0; i < n; i++) {
+		const struct kvp_node_row *row = &head->nodes[i];
+		char a[QUANTITY_ROOM];
+
+		table_cell(&table, "node%u", row->id);
+		table_cell(&table, "%s", row->has_cpus ? "yes" : "none");
+		table_cell(&table, "%s", quantity_bytes(a, row->asked));
+		table_cell(&table, "%s", quantity_bytes(a, row->got));
+		table_cell(&table, "%s", quantity_bytes(a, row->used));
+		table_cell(&table, "%s", quantity_share(a, row->placed, row->got));
+		table_cell(&table, "%u of %u", row->n_bound, row->n_slabs);
+		table_cell(&table, "%s", quantity_bytes(a, row->memory));
+	}
+	table_print(&table, 0);
+}
+
+static json_t *nodes_json(const struct kvp_stats *head)
+{
+	unsigned n = head->n_nodes < KVP_STATS_NODES_MAX ? head->n_nodes : KVP_STATS_NODES_MAX;
+	json_t *list = json_array();
+
+	for (unsigned i = 0; i < n; i++) {
+		const struct kvp_node_row *row = &head->nodes[i];
+		json_t *json = json_object();
+
+		json_object_set_new(json, "node", json_u64(row->id));
+		json_object_set_new(json, "has_cpus", json_boolean(row->has_cpus));
+		json_object_set_new(json, "memory_bytes", json_u64(row->memory));
+		json_object_set_new(json, "asked_bytes", json_u64(row->asked));
+		json_object_set_new(json, "got_bytes", json_u64(row->got));
+		json_object_set_new(json, "used_bytes", json_u64(row->used));
+		json_object_set_new(json, "placed_bytes", json_u64(row->placed));
+		json_object_set_new(json, "slabs", json_u64(row->n_slabs));
+		json_object_set_new(json, "bound_slabs", json_u64(row->n_bound));
+		json_array_append_new(list, json);
+	}
+	return list;
+}
+
 static const char *spill_state_name(uint64_t state)
 {
 	static const char *const names[] = {"off", "up", "DOWN", "FULL, not reclaiming"};
@@ -191,6 +241,7 @@ static void stats_page(const struct pool *pool, const struct snapshot *snapshot)
 	report_inconsistent(pool, snapshot);
 	printf("\n");
 	print_memory(snapshot, &totals, pool->header.slab_bytes);
+	print_nodes(&snapshot->head);
 	print_spill(snapshot);
 	print_hits(&totals);
 	print_clients(&snapshot->head.counters);
@@ -215,6 +266,7 @@ static json_t *stats_json(const struct pool *pool, const struct snapshot *snapsh
 	json_object_set_new(spill, "dir", json_text(head->spill_dir, sizeof(head->spill_dir)));
 	json_object_set_new(spill, "message", json_text(head->spill_message, sizeof(head->spill_message)));
 	json_object_set_new(json, "spill", spill);
+	json_object_set_new(json, "nodes", nodes_json(head));
 	json_object_set_new(json, "numa_message", json_text(head->numa_message, sizeof(head->numa_message)));
 	for (unsigned i = 0; i < snapshot->n_ns; i++)
 		json_array_append_new(list, ns_json(&snapshot->ns[i]));

@@ -155,7 +155,7 @@ static void flags_win_over_the_file_wherever_they_stand(void **state)
 static void values_that_make_no_sense_are_refused_with_what_would(void **state)
 {
 	(void)state;
-	refused("pool", "3X", "pool = \"3X\" is not a size: use 4096, 64M, 2G");
+	refused("pool", "3X", "pool = \"3X\" is not a size, or sizes of nodes: use 64G, or node0=64G,node2=128G");
 	refused("pool", "", "is not a size");
 	refused("pool", "-1", "is not a size");
 	refused("pool", "12MM", "is not a size");
@@ -379,6 +379,25 @@ static void the_usual_slab_divides_the_pool_and_grows_with_it(void **state)
 	assert_int_equal(config.slab_bytes, 1 * MIB);
 }
 
+static void a_pool_is_one_size_or_one_for_each_node(void **state)
+{
+	static const char *const wrong[] = {
+		"node0=", "node=1G", "node0=64G,node0=1G", "node1=64G,2G", "node0=512k", "nodeA=1G", "64G,node0=1G"};
+	struct config config;
+	char message[256];
+
+	(void)state;
+	assert_int_equal(PARSE(&config, message, "--pool", "node0=64G,node12=128G"), 0);
+	assert_int_equal(config.n_nodes, 2);
+	assert_int_equal(config.nodes[1].id, 12);
+	assert_int_equal(config.nodes[1].bytes, 128ull << 30);
+	assert_int_equal(config.pool_bytes, 192ull << 30);
+	assert_int_equal(PARSE(&config, message, "--pool", "2G"), 0);
+	assert_int_equal(config.n_nodes, 0);
+	for (unsigned i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+		assert_int_equal(PARSE(&config, message, "--pool", wrong[i]), -EINVAL);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -396,6 +415,7 @@ int main(void)
 		cmocka_unit_test(two_sockets_at_one_path_are_refused_by_their_names),
 		cmocka_unit_test(nine_listen_options_are_one_too_many),
 		cmocka_unit_test(sizes_are_powers_of_1024),
+		cmocka_unit_test(a_pool_is_one_size_or_one_for_each_node),
 		cmocka_unit_test(the_usual_slab_divides_the_pool_and_grows_with_it),
 	};
 

@@ -1,0 +1,200 @@
+/*
+ * test_numa.c - memory by node, on topologies this machine need not have (hwloc's synthetic ones: nothing is really placed)
+ *
+ * kvpool-test: parallel
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "wire.h"
+
+#define MIB (1024u * 1024)
+#define BLOCK 65536u
+#define WITH_GAPS "node:3(indexes=0,2,5 memory=64MB) pu:1"
+
+struct fixture {
+	struct host host;
+	struct wire w;
+};
+
+static int start(struct fixture *f, const char *topology, const char *pool)
+{
+	const char *options[] = {"--pool", pool, "--slab", "1M", "--free-percent", "0", "--spill", "off", NULL};
+
+	setenv("HWLOC_SYNTHETIC", topology, 1);
+	return host_start(&f->host, options);
+}
+
+static int setup(void **state)
+{
+	struct fixture *f = calloc(1, sizeof(*f));
+
+	assert_non_null(f);
+	assert_int_equal(host_open(&f->host, geteuid()), 0);
+	*state = f;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct fixture *f = *state;
+
+	host_close(&f->host);
+	unsetenv("HWLOC_SYNTHETIC");
+	unsetenv("HWLOC_THISSYSTEM");
+	free(f);
+	return 0;
+}
+
+static const struct kvp_node_row *node_row(const struct fixture *f, unsigned i)
+{
+	return &f->host.stats->nodes[i];
+}
+
+static uint32_t node_of(const struct wire_ns *ns, uint64_t slot)
+{
+	return ns->slabs[slot / ns->head->slots_per_slab].node;
+}
+
+/* One block on @node; the node it is really given on. */
+static uint32_t given_on(struct wire_ns *ns, uint32_t node)
+{
+	struct kvp_wire_reserve reserve = {
+		.ns_id = ns->id, .n = 1, .node = node, .deadline_ns = wire_now() + 2000000000ull};
+	struct kvp_wire_grant grant;
+
+	assert_int_equal(
+		wire_call(ns->w, KVP_MSG_RESERVE, &reserve, sizeof(reserve), &grant, sizeof(grant)), sizeof(grant));
+	return node_of(ns, grant.slot);
+}
+
+static void a_pool_is_shared_out_over_the_nodes_with_memory_whatever_their_numbers(void **state)
+{
+	struct fixture *f = *state;
+	static const uint32_t ids[] = {0, 2, 5};
+
+	assert_int_equal(start(f, WITH_GAPS, "13M"), 0);
+	assert_int_equal(f->host.stats->n_nodes, 3);
+	for (unsigned i = 0; i < 3; i++) {
+		assert_int_equal(node_row(f, i)->id, ids[i]);
+		assert_int_equal(node_row(f, i)->asked, (i ? 4 : 5) * MIB);
+		assert_int_equal(node_row(f, i)->got, node_row(f, i)->asked);
+		assert_int_equal(node_row(f, i)->used, 0);
+	}
+}
+
+static void a_small_node_gives_what_it_has_and_the_others_the_rest(void **state)
+{
+	struct fixture *f = *state;
+
+	assert_int_equal(start(f, "pack:2 [numa(memory=3MB)] [numa(memory=64MB)] pu:2", "20M"), 0);
+	assert_int_equal(f->host.stats->n_nodes, 4);
+	for (unsigned i = 0; i < 4; i++) {
+		assert_int_equal(node_row(f, i)->has_cpus, i % 2 == 0);
+		assert_int_equal(node_row(f, i)->got, (i % 2 ? 8 : 2) * MIB);
+	}
+}
+
+static void a_node_named_in_the_pool_gives_what_is_asked_of_it(void **state)
+{
+	struct fixture *f = *state;
+
+	assert_int_equal(start(f, WITH_GAPS, "node5=3M,node0=2M"), 0);
+	assert_int_equal(atomic_load(&f->host.stats->counters.pool_bytes), 5 * MIB);
+	assert_int_equal(node_row(f, 0)->got, 2 * MIB);
+	assert_int_equal(node_row(f, 1)->got, 0);
+	assert_int_equal(node_row(f, 2)->got, 3 * MIB);
+}
+
+static void a_node_that_is_not_there_is_refused_with_those_that_are(void **state)
+{
+	struct fixture *f = *state;
+
+	assert_true(start(f, WITH_GAPS, "node1=3M,node0=2M") < 0);
+	assert_true(host_logged(&f->host, "node1 is no node with memory that this process may use", 1000));
+	assert_true(host_logged(&f->host, "there are node0 node2 node5", 1000));
+}
+
+static void a_block_comes_from_the_node_that_is_asked_for_as_long_as_it_has_any(void **state)
+{
+	struct fixture *f = *state;
+	struct wire_ns ns;
+
+	assert_int_equal(start(f, WITH_GAPS, "6M"), 0);
+	assert_int_equal(wire_open(&f->w, f->host.socket), 0);
+	assert_int_equal(wire_join(&f->w, &ns, "m", BLOCK), 0);
+	for (unsigned round = 0; round < 10; round++) /* free slots elsewhere are no reason to be given those */
+		for (unsigned i = 0; i < 3; i++)
+			assert_int_equal(given_on(&ns, node_row(f, i)->id), node_row(f, i)->id);
+	for (unsigned i = 0; i < 22; i++)
+		assert_int_equal(given_on(&ns, 2), 2);
+	assert_int_equal(node_row(f, 1)->used, 2 * MIB);
+	assert_true(given_on(&ns, 2) != 2); /* full: another one */
+	assert_true(given_on(&ns, 77) != 77); /* nobody knows it: any */
+	wire_leave(&ns);
+	wire_close(&f->w);
+}
+
+static void slabs_stay_on_their_nodes_over_a_restart(void **state)
+{
+	struct fixture *f = *state;
+	struct wire_ns ns;
+	struct kvp_key key = wire_key(1);
+
+	assert_int_equal(start(f, WITH_GAPS, "node2=2M,node5=4M"), 0);
+	assert_int_equal(wire_open(&f->w, f->host.socket), 0);
+	assert_int_equal(wire_join(&f->w, &ns, "m", BLOCK), 0);
+	assert_int_equal(given_on(&ns, 5), 5);
+	assert_int_equal(wire_put(&ns, &key, NULL, 1, 1000), KVP_PUB_STORED);
+	wire_leave(&ns);
+	wire_close(&f->w);
+	host_kill(&f->host);
+	assert_int_equal(host_start(&f->host, NULL), 0);
+	assert_int_equal(node_row(f, 0)->got, 0);
+	assert_int_equal(node_row(f, 1)->got, 2 * MIB);
+	assert_int_equal(node_row(f, 2)->got, 4 * MIB);
+}
+
+static void where_binding_is_refused_there_is_one_warning_and_all_goes_on_unbound(void **state)
+{
+	struct fixture *f = *state;
+	struct wire_ns ns;
+
+	setenv("HWLOC_THISSYSTEM", "1", 1); /* node 41 is none of the kernel's */
+	assert_int_equal(start(f, "node:2(indexes=0,41 memory=64MB) pu:1", "4M"), 0);
+	assert_true(host_logged(&f->host, "NUMA: unbound", 1000));
+	assert_true(strstr(f->host.stats->numa_message, "unbound") == f->host.stats->numa_message);
+	assert_int_equal(node_row(f, 1)->n_bound, 0);
+	assert_int_equal(node_row(f, 1)->placed, 0); /* asked of the kernel, not believed */
+	assert_int_equal(node_row(f, 1)->got, 2 * MIB);
+	assert_int_equal(wire_open(&f->w, f->host.socket), 0);
+	assert_int_equal(wire_join(&f->w, &ns, "m", BLOCK), 0);
+	assert_int_equal(given_on(&ns, 41), 41);
+	wire_leave(&ns);
+	wire_close(&f->w);
+}
+
+#define TEST(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(a_pool_is_shared_out_over_the_nodes_with_memory_whatever_their_numbers),
+		TEST(a_small_node_gives_what_it_has_and_the_others_the_rest),
+		TEST(a_node_named_in_the_pool_gives_what_is_asked_of_it),
+		TEST(a_node_that_is_not_there_is_refused_with_those_that_are),
+		TEST(a_block_comes_from_the_node_that_is_asked_for_as_long_as_it_has_any),
+		TEST(slabs_stay_on_their_nodes_over_a_restart),
+		TEST(where_binding_is_refused_there_is_one_warning_and_all_goes_on_unbound),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
