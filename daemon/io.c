@@ -53,6 +53,9 @@ struct io {
 	uint64_t n_ended;
 	bool timer_armed;
 	struct io_queue reads, writes, delayed;
+#ifdef KVP_FAULT
+	struct io_queue hung; /* never end */
+#endif
 };
 
 /* ---- queues ---- */
@@ -322,6 +325,12 @@ static void io_step(struct io *io, struct io_op *op, bool by_ring)
 	int64_t res = op->own.res;
 	int r;
 
+#ifdef KVP_FAULT
+	if (FAULT_INT("io.hang", 0)) {
+		queue_push(&io->hung, op);
+		return;
+	}
+#endif
 	if (by_ring && io_is_refusal(op, res) && !op->own.refused && io_open_twin(io) == 0) {
 		op->own.refused = (int)-res;
 		io_twin_start(io->twin, op);

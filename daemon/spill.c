@@ -18,6 +18,8 @@
 #include "loop.h"
 #include "spill_store.h"
 
+#define CLOSE_WAIT_NS (15 * SPILL_SECOND)
+
 /* ---- transfers ---- */
 
 static struct transfer *transfer_new(struct spill *spill, enum transfer_kind kind, spill_done_fn done, void *owner)
@@ -130,14 +132,17 @@ static void write_done(struct io_op *op, int64_t res)
 	transfer_end(t, 0, t->place);
 }
 
+uint64_t spill_longest(const struct spill *spill)
+{
+	return spill->file.super.segment_bytes - 2 * SPILL_PAGE;
+}
+
 /* May a record of this length be written now? Return: 0; -errno as spill_write(). */
 static int write_refused(const struct spill *spill, uint64_t bytes)
 {
-	uint64_t segment_bytes = spill->file.super.segment_bytes;
-
 	if (!bytes)
 		return -EINVAL;
-	if (bytes > segment_bytes || spill_span(bytes) + SPILL_PAGE > segment_bytes)
+	if (bytes > spill_longest(spill))
 		return -EFBIG;
 	if (spill->health.state == SPILL_DOWN)
 		return -ENODEV;
@@ -365,6 +370,22 @@ static void spill_free(struct spill *spill)
 	free(spill);
 }
 
+/* Nothing lives in it, so nothing is lost by other segments. */
+static int spill_remake(struct spill *spill)
+{
+	int r = spill_file_remake(&spill->file, &spill->opts);
+
+	if (r <= 0)
+		return r;
+	log_info("spill store %s: nothing was in it, so it is made anew with segments of %" PRIu64 " bytes",
+		spill->file.path, spill->file.super.segment_bytes);
+	for (uint32_t i = 0; i < spill->n_segments; i++)
+		free(spill->segments[i].records);
+	free(spill->segments);
+	spill->segments = NULL;
+	return spill_make_segments(spill);
+}
+
 static int spill_start(struct spill *spill, char message[256])
 {
 	struct io_opts io_opts = {.depth = spill->opts.depth, .use_uring = spill->opts.use_uring, .lock_fd = -1};
@@ -381,6 +402,8 @@ static int spill_start(struct spill *spill, char message[256])
 	if (r < 0)
 		return r;
 	r = spill_recover(spill);
+	if (r == 0 && !spill->stats.live_records && spill->opts.largest_block > spill_longest(spill))
+		r = spill_remake(spill);
 	if (r < 0) {
 		snprintf(message, 256, "cannot read spill store %.150s: %s", spill->file.path, strerror(-r));
 		return r;
@@ -434,17 +457,31 @@ int spill_open(struct spill **result, const struct spill_opts *opts, char messag
 	return 0;
 }
 
+static bool spill_settle(struct spill *spill, uint64_t deadline_ns)
+{
+	while (io_in_flight(spill->io) && loop_now() < deadline_ns)
+		io_wait(spill->io, deadline_ns);
+	return !io_in_flight(spill->io);
+}
+
 void spill_close(struct spill *spill)
 {
+	uint64_t wait_ns, deadline_ns;
+
 	if (!spill)
 		return;
-	while (io_in_flight(spill->io))
-		io_wait(spill->io, loop_now() + SPILL_SECOND);
-	if (spill->free_transfers)
+	wait_ns = spill->opts.close_ms ? spill->opts.close_ms * 1000000ull : CLOSE_WAIT_NS;
+	deadline_ns = loop_now() + wait_ns;
+	if (spill_settle(spill, deadline_ns) && spill->free_transfers)
 		spill_flush_own(spill);
-	while (io_in_flight(spill->io))
-		io_wait(spill->io, loop_now() + SPILL_SECOND);
-	spill_free(spill);
+	if (spill_settle(spill, deadline_ns)) {
+		spill_free(spill);
+		return;
+	}
+	/* what they write from and to must stay, so everything does: the process is about to end */
+	log_warn("spill store %s: %u transfers have not ended after %" PRIu64
+		 " ms: is the disk hung? stopping without them; what they wrote may be missing at the next start",
+		spill->file.path, io_in_flight(spill->io), wait_ns / 1000000);
 }
 
 /* ---- the rest ---- */

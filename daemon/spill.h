@@ -49,8 +49,9 @@ struct spill_opts {
 	uint64_t
 		segment_bytes; /* 0: as in the store there, or chosen from the capacity (64 MiB at most, unless the hint
 				   asks for more); a record longer than a segment is -EFBIG */
-	uint64_t largest_block; /* hint for segment_bytes */
+	uint64_t largest_block; /* hint for segment_bytes; a store in which nothing lives is made anew to hold it */
 	unsigned depth; /* transfers at once; 0: 32 */
+	unsigned close_ms; /* 0: 15 s */
 	bool use_uring;
 	int lock_fd; /* for struct io_opts: the store's once spill_open() succeeded, which closes it */
 	void *owner;
@@ -75,7 +76,8 @@ struct spill_opts {
  */
 int spill_open(struct spill **spill, const struct spill_opts *opts, char message[256]);
 
-/** spill_close() - waits for what is in flight (done() is called), flushes, closes */
+/** spill_close() - waits for what is in flight (done() is called), flushes, closes; up to opts->close_ms for all of it.  What
+ *  has not ended then is left to the end of the process, with a line in the log. */
 void spill_close(struct spill *spill);
 
 /**
@@ -86,6 +88,9 @@ void spill_close(struct spill *spill);
  */
 int spill_write(struct spill *spill, const struct spill_record *record, const void *data, void *cookie,
 	spill_done_fn done, void *owner);
+
+/** spill_longest() - bytes of the longest record that fits a segment of this store */
+uint64_t spill_longest(const struct spill *spill);
 
 /** spill_read() - read a record's data to @data (4096-byte aligned, room up to the next 4096), checking all checksums and
  *  that it is @record.  Return: 0; -EAGAIN. */
@@ -112,7 +117,7 @@ struct spill_stats {
 	bool uring, direct;
 	int last_errno;
 	uint64_t capacity, used_bytes, live_bytes, live_records, in_flight;
-	uint64_t writes, write_bytes, reads, read_bytes, write_errors, read_errors, damaged, reclaimed;
+	uint64_t writes, write_bytes, reads, read_bytes, write_errors, read_errors, damaged, skipped, reclaimed;
 	char message
 		[256]; /* state DOWN or FULL: path, errno, since when; UP, but its file system is full: that; else empty */
 };

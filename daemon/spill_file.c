@@ -403,6 +403,24 @@ int spill_file_open(struct spill_file *file, const struct spill_opts *opts, char
 	return 0;
 }
 
+int spill_file_remake(struct spill_file *file, const struct spill_opts *opts)
+{
+	uint64_t start = file->super.start;
+	int r;
+
+	if (choose_segment_bytes(opts) == file->super.segment_bytes)
+		return 0;
+	r = file_begin_store(file, opts);
+	if (r < 0)
+		return r;
+	file->bytes = SPILL_SUPER_AREA;
+	file->super.capacity = opts->capacity;
+	file->super.start = start + 1;
+	file->super.pid = (uint64_t)getpid();
+	r = file_write_super(file);
+	return r < 0 ? r : 1;
+}
+
 void spill_file_close(struct spill_file *file)
 {
 	if (file->fd >= 0)

@@ -102,6 +102,22 @@ int spill_super_decode(const void *page, struct spill_super *super)
 	return 0;
 }
 
+bool spill_page_is_of(const void *page, const uint8_t *uuid)
+{
+	const struct spill_disk_segment *disk = page;
+
+	return memcmp(disk->uuid, uuid, sizeof(disk->uuid)) == 0;
+}
+
+uint64_t spill_page_sequence(const void *page)
+{
+	const struct spill_disk_segment *disk = page;
+
+	static_assert(
+		offsetof(struct spill_disk_segment, sequence) == offsetof(struct spill_disk_record, sequence), "alike");
+	return le64toh(disk->sequence);
+}
+
 void spill_segment_encode(void *page, const struct spill_spot *spot)
 {
 	struct spill_disk_segment *disk = page;

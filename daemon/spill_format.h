@@ -131,6 +131,11 @@ void spill_super_encode(void *page, const struct spill_super *super);
 /** spill_super_decode() - also -EPROTONOSUPPORT: a store of another format version */
 int spill_super_decode(const void *page, struct spill_super *super);
 
+/** spill_page_is_of() - does it name that store? For pages that do not decode. */
+bool spill_page_is_of(const void *page, const uint8_t *uuid);
+/** spill_page_sequence() - what a segment's or record's page says, right or not */
+uint64_t spill_page_sequence(const void *page);
+
 void spill_segment_encode(void *page, const struct spill_spot *spot);
 /** spill_segment_decode() - spot->sequence is not looked at but filled in */
 int spill_segment_decode(const void *page, struct spill_spot *spot);

@@ -1,11 +1,15 @@
 /*
  * spill_recover.c - what is in a store: read the headers of all segments, then tell the caller in the order of the log
  *
- * Segments are read side by side, each from record to record: a header says how far it is to the next.  The first page
- * that is no record of this use of the segment ends it: end of the log, a torn write, or leftovers of an earlier use.
- * Only headers are read; data is checked when it is asked for.
+ * Segments are read side by side, each from record to record: a header says how far it is to the next.  A page that is
+ * no record of this use of the segment is the end of the log, a write that a crash cut off, or damage: the pages behind it
+ * are looked at one by one, and where a record of this use is found again, what lay between is counted as skipped.  A
+ * block's bytes cannot pose as a record: they would have to name the store's UUID, which nobody is told.
+ * A damaged segment header costs nothing if the first record's header is whole, for it names the use too.
+ * Of whole records only headers are read; data is checked when it is asked for.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,6 +28,8 @@ struct scan {
 	uint64_t at; /* the header wanted, in the segment */
 	uint64_t have_at, have; /* what is in the buffer */
 	uint64_t last_span;
+	uint64_t gap_at; /* where no record was found any more; 0: all is well */
+	uint64_t torn_sequence; /* what a damaged segment header still says */
 	bool shorter; /* the file ended within a longer read */
 	uint8_t *bytes;
 };
@@ -39,6 +45,7 @@ struct recovery {
 	struct finding *findings; /* by segment */
 	uint32_t next; /* segment to be scanned */
 	uint32_t n_done;
+	uint64_t skipped_bytes;
 	int error;
 	struct scan scans[SCANS];
 	uint8_t *bytes;
@@ -69,7 +76,7 @@ static void scan_start(struct scan *scan)
 	if (!scan->active)
 		return;
 	scan->segment = recovery->next++;
-	scan->at = scan->have = scan->last_span = 0;
+	scan->at = scan->have = scan->last_span = scan->gap_at = scan->torn_sequence = 0;
 	scan->shorter = false;
 	scan_read(scan);
 }
@@ -80,7 +87,7 @@ static void scan_end(struct scan *scan)
 	struct segment *segment = &recovery->spill->segments[scan->segment];
 
 	recovery->n_done++;
-	segment->used = scan->at;
+	segment->used = scan->gap_at ? scan->gap_at : scan->at;
 	segment->state = segment->n_records ? SEGMENT_FULL : SEGMENT_EMPTY;
 	scan_start(scan);
 }
@@ -95,22 +102,66 @@ static struct spill_spot scan_spot(const struct scan *scan)
 		.room = spill->file.super.segment_bytes - scan->at};
 }
 
-/* One header. Return: bytes to the next; 0: the log ends here; -ENOMEM. */
-static int64_t scan_header(struct scan *scan, const uint8_t *page)
+static void scan_count_skipped(struct scan *scan, uint64_t bytes)
+{
+	scan->recovery->spill->stats.skipped++;
+	scan->recovery->skipped_bytes += bytes;
+}
+
+/* The segment's own header. Return: as scan_header(). */
+static int64_t scan_segment_header(struct scan *scan, const uint8_t *page)
 {
 	struct spill *spill = scan->recovery->spill;
+	struct spill_spot spot = scan_spot(scan);
+
+	spill->segments[scan->segment].sequence = 0;
+	if (spill_segment_decode(page, &spot) == 0) {
+		spill->segments[scan->segment].sequence = spot.sequence;
+		return SPILL_PAGE;
+	}
+	if (!spill_page_is_of(page, spot.uuid))
+		return 0; /* never used */
+	scan->torn_sequence = spill_page_sequence(page);
+	return SPILL_PAGE;
+}
+
+/* The first record names the use of the segment where the header does not: not an earlier one than that was to begin. */
+static bool scan_first_names_use(struct scan *scan, const uint8_t *page)
+{
 	struct spill_spot spot = scan_spot(scan);
 	struct spill_record record;
 	struct spill_hash hash;
 
-	if (scan->at == 0) {
-		if (spill_segment_decode(page, &spot) < 0)
-			return 0;
-		spill->segments[scan->segment].sequence = spot.sequence;
+	spot.sequence = spill_page_sequence(page);
+	scan_count_skipped(scan, SPILL_PAGE);
+	if (!spot.sequence || spot.sequence < scan->torn_sequence ||
+		spill_record_decode(page, &spot, &record, &hash) < 0)
+		return false;
+	scan->recovery->spill->segments[scan->segment].sequence = spot.sequence;
+	return true;
+}
+
+/* One header. Return: bytes to the next, or to the next page to look at; 0: nothing more can be in this segment; -ENOMEM. */
+static int64_t scan_header(struct scan *scan, const uint8_t *page)
+{
+	struct spill *spill = scan->recovery->spill;
+	struct spill_spot spot;
+	struct spill_record record;
+	struct spill_hash hash;
+
+	if (scan->at == 0)
+		return scan_segment_header(scan, page);
+	if (!spill->segments[scan->segment].sequence && !scan_first_names_use(scan, page))
+		return 0;
+	spot = scan_spot(scan);
+	if (spill_record_decode(page, &spot, &record, &hash) < 0) {
+		if (!scan->gap_at)
+			scan->gap_at = scan->at;
 		return SPILL_PAGE;
 	}
-	if (spill_record_decode(page, &spot, &record, &hash) < 0)
-		return 0;
+	if (scan->gap_at)
+		scan_count_skipped(scan, scan->at - scan->gap_at);
+	scan->gap_at = 0;
 	scan->last_span = spill_span(record.bytes);
 	if (segment_add(&spill->segments[scan->segment], scan->at, scan->last_span, RECORD_DEAD) < 0 ||
 		finding_add(&scan->recovery->findings[scan->segment], &record) < 0)
@@ -152,7 +203,8 @@ static void scan_done(struct io_op *op, int64_t res)
 static void scan_read(struct scan *scan)
 {
 	struct spill *spill = scan->recovery->spill;
-	uint64_t n = scan->last_span && scan->last_span <= SCAN_SMALL && !scan->shorter ? SCAN_BYTES : SPILL_PAGE;
+	bool small = scan->last_span && scan->last_span <= SCAN_SMALL;
+	uint64_t n = (small || scan->gap_at) && !scan->shorter ? SCAN_BYTES : SPILL_PAGE;
 
 	if (n > spill->file.super.segment_bytes - scan->at)
 		n = spill->file.super.segment_bytes - scan->at;
@@ -253,6 +305,11 @@ int spill_recover(struct spill *spill)
 		r = recovery_scan(recovery);
 	if (r == 0)
 		r = recovery_tell(recovery);
+	if (r == 0 && spill->stats.skipped)
+		log_warn(
+			"spill store %s: at %" PRIu64 " places, %" PRIu64
+			" bytes in all, no record could be read: damaged, or cut off by a crash; what follows them is used",
+			spill->file.path, spill->stats.skipped, recovery->skipped_bytes);
 	for (uint32_t i = 0; recovery->findings && i < spill->n_present; i++)
 		free(recovery->findings[i].records);
 	free(recovery->findings);

@@ -30,6 +30,9 @@ struct spill_file {
 /** spill_file_open() - lock, read or make the superblock, settle on O_DIRECT. @note: 128 bytes, what a person should know. */
 int spill_file_open(struct spill_file *file, const struct spill_opts *opts, char note[128], char message[256]);
 void spill_file_close(struct spill_file *file);
+/** spill_file_remake() - an empty store, its segments chosen anew. Return: 1; 0: those it has are the best for the
+ *  capacity; -errno. */
+int spill_file_remake(struct spill_file *file, const struct spill_opts *opts);
 /** spill_file_leave_direct() - go on through the page cache, and say so */
 void spill_file_leave_direct(struct spill_file *file, int err);
 

@@ -95,6 +95,7 @@ struct tier {
 	struct job *drain, *evict;
 	struct loop_timer evict_timer; /* its next piece */
 	bool was_down;
+	uint64_t too_long; /* longest block the store could not take, as far as was said */
 	struct spill_stats told; /* what of the store's numbers is in the counters already */
 	uint64_t reading_bytes; /* being read, or queued for it */
 	uint64_t read_event_ns; /* last time a read ended, or the first of many began */
@@ -348,12 +349,30 @@ static void tier_written(void *owner, int res, spill_place place)
 	}
 }
 
+/* Counted each time, said once for each greater length. */
+static void tier_too_long(struct ns *ns, uint64_t bytes)
+{
+	struct tier *tier = ns->d->tier;
+
+	gauge_add(&ns->d->pool.stats->counters.spill_too_long, 1);
+	if (bytes <= tier->too_long)
+		return;
+	tier->too_long = bytes;
+	log_warn(
+		"spill store %s: blocks of %" PRIu64 " bytes (namespace %s) are longer than its segments hold, %" PRIu64
+		" bytes: they are dropped, not written; to have them written too, stop kvpoold, remove the store and start: "
+		"it is then made for them",
+		ns->d->config.spill_dir, bytes, ns->head->name, spill_longest(tier->spill));
+}
+
 /* Start writing a victim's cold copy. Return: 0; -EAGAIN: later; other -errno: it cannot be written. */
 static int tier_write(struct entry *e)
 {
 	struct spill_record record = entry_record(e);
 	int r = spill_write(e->ns->d->tier->spill, &record, ns_slot_data(e->ns, e->slot), e, tier_written, e);
 
+	if (r == -EFBIG)
+		tier_too_long(e->ns, record.bytes);
 	if (r < 0)
 		return r;
 	e->io = ENTRY_WRITING;
@@ -1432,6 +1451,7 @@ void tier_stats(struct daemon *d)
 	gauge_add(&c->spill_write_errors, (int64_t)(s.write_errors - told->write_errors));
 	gauge_add(&c->spill_read_errors, (int64_t)(s.read_errors - told->read_errors));
 	gauge_add(&c->spill_damaged, (int64_t)(s.damaged - told->damaged));
+	gauge_add(&c->spill_skipped, (int64_t)(s.skipped - told->skipped));
 	gauge_add(&c->spill_reclaimed, (int64_t)(s.reclaimed - told->reclaimed));
 	*told = s; /* counters go on over daemon restarts, the store's own begin at 0 */
 	gauge_set(&c->spill_last_errno, (uint64_t)s.last_errno);

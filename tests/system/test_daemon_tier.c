@@ -484,6 +484,41 @@ static void kills_while_blocks_come_and_go_never_show_wrong_bytes(void **state)
 	assert_int_equal(COUNTER(f, restoring), 0);
 }
 
+static void blocks_longer_than_a_segment_are_counted_said_once_and_stored_by_a_store_made_for_them(void **state)
+{
+	struct fixture *f = *state;
+	const struct kvp_ns_row *row;
+	struct wire_ns big;
+
+	disconnect(f);
+	assert_int_equal(host_stop(&f->host), 0);
+	remove_dir(f->spill);
+	mkdir(f->spill, 0700);
+	snprintf(f->spill_option, sizeof(f->spill_option), "%s:16M", f->spill); /* segments of 2 MiB at most */
+	f->options[1] = "16M";
+	f->options[3] = "4M";
+	assert_int_equal(host_start(&f->host, f->options), 0);
+	connect_client(f);
+	for (unsigned round = 0; round < 2; round++) {
+		assert_int_equal(wire_join(&f->w, &big, "big", 3 * 1024 * KIB), 0);
+		for (uint64_t k = 0; k < 20; k++)
+			put(&big, 1000 * round + k, NULL);
+		row = host_ns_row(&f->host, big.id);
+		if (round == 0) {
+			assert_true(atomic_load(&f->host.stats->counters.spill_too_long) >= 10);
+			assert_int_equal(atomic_load(&row->counters.cold), 0);
+			assert_true(host_logged(&f->host, "(namespace big) are longer than its segments hold", 0));
+		} else {
+			assert_true(atomic_load(&row->counters.cold) > 0);
+		}
+		wire_leave(&big);
+		disconnect(f);
+		assert_int_equal(host_stop(&f->host), 0);
+		assert_int_equal(host_start(&f->host, NULL), 0);
+		connect_client(f);
+	}
+}
+
 /* B26 */
 static void a_second_daemon_on_the_same_spill_directory_is_refused(void **state)
 {
@@ -554,6 +589,7 @@ int main(int argc, char **argv)
 		WITH_SPILL(a_drain_to_a_store_that_takes_nothing_ends_at_once_and_says_why),
 		WITH_SPILL(of_a_key_written_twice_the_later_record_counts_after_a_reboot),
 		WITH_SPILL(kills_while_blocks_come_and_go_never_show_wrong_bytes),
+		WITH_SPILL(blocks_longer_than_a_segment_are_counted_said_once_and_stored_by_a_store_made_for_them),
 		WITH_SPILL(a_second_daemon_on_the_same_spill_directory_is_refused),
 		WITH_SPILL(a_namespace_file_of_another_version_is_said_plainly_and_passed_over),
 		WITH_SPILL(what_is_no_ones_any_more_on_disk_is_garbage),

@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -572,6 +573,30 @@ static void a_directory_taken_away_shows_in_stats_within_five_seconds_and_comes_
 	assert_int_equal(right_or_missing(t->ns, 3000, N), N);
 }
 
+/* By a read-only mount over it: a mount or file system in which a file is open for writing takes no remount, except when the
+   kernel itself finds it broken. */
+static void a_directory_read_only_all_of_a_sudden_shows_and_comes_back_when_it_is_writable(void **state)
+{
+	struct trial *t = *state;
+	char stats[8192];
+
+	if (geteuid() != 0)
+		skip();
+	put_blocks(t->ns, 0, N);
+	assert_int_equal(mount(t->spill, t->spill, NULL, MS_BIND, NULL), 0);
+	assert_int_equal(mount(NULL, t->spill, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY, NULL), 0);
+	assert_true(tier_is(t, 2, 5000));
+	assert_int_equal(TRIAL_KVCTL(t, stats, sizeof(stats), "stats"), 0);
+	assert_non_null(strstr(stats, "Read-only file system (errno 30)"));
+	assert_non_null(strstr(stats, t->spill));
+	put_blocks(t->ns, 1000, N); /* served all the same */
+	right_or_missing(t->ns, 0, N);
+	assert_int_equal(umount2(t->spill, MNT_DETACH), 0);
+	assert_true(tier_is(t, 1, 40000));
+	put_blocks(t->ns, 2000, N);
+	assert_int_equal(right_or_missing(t->ns, 2000, N), N);
+}
+
 #define WITH_STORE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(int argc, char **argv)
@@ -591,6 +616,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(what_could_not_be_written_is_never_found_and_the_failures_are_counted),
 		cmocka_unit_test(a_directory_that_cannot_be_written_refuses_the_start_with_path_and_errno),
 		WITH_STORE(a_directory_taken_away_shows_in_stats_within_five_seconds_and_comes_back),
+		WITH_STORE(a_directory_read_only_all_of_a_sudden_shows_and_comes_back_when_it_is_writable),
 	};
 
 	if (argc > 1)

@@ -311,6 +311,59 @@ static void a_flipped_bit_anywhere_is_damage_or_absence_never_wrong_bytes(void *
 	assert_int_equal(fixture_open(f), 0);
 }
 
+static void a_damaged_record_header_costs_that_record_only_and_is_counted(void **state)
+{
+	enum { N = 30 };
+	struct fixture *f = *state;
+	uint64_t off[N];
+	uint8_t byte = 0x77;
+	struct log_catch log;
+
+	for (unsigned k = 0; k < N; k++) { /* 8 to a segment */
+		assert_int_equal(put(f, k, 400000 + 5000 * k), 0);
+		off[k] = block_off(f, k);
+	}
+	fixture_close(f);
+	edit(f, off[2] + 20, &byte, 1, true);
+	edit(f, off[3] + 60, &byte, 1, true); /* its neighbour: one place */
+	edit(f, off[5] + 4000, &byte, 1, true);
+	edit(f, off[20] + 8, &byte, 1, true);
+	log = log_catch();
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(log_lines(&log, "at 3 places, "), 1);
+	fclose(log.lines);
+	for (unsigned k = 0; k < N; k++)
+		assert_int_equal(get(f, k), k == 2 || k == 3 || k == 5 || k == 20 ? -ENOENT : 0);
+	assert_int_equal(stats_of(f).skipped, 3);
+	assert_int_equal(f->n_found, N - 4);
+	assert_true(store_adds_up(f));
+}
+
+static void a_damaged_segment_header_costs_nothing_but_a_look_at_the_first_record(void **state)
+{
+	static const unsigned at[] = {3, 17, 33, 41, 4095};
+	struct fixture *f = *state;
+	uint8_t byte = 0x77;
+
+	for (unsigned i = 0; i < sizeof(at) / sizeof(at[0]); i++) {
+		uint64_t off;
+
+		for (unsigned k = 0; k < 5; k++)
+			assert_int_equal(put(f, k, 20000), 0);
+		off = block_off(f, 0) - SPILL_PAGE;
+		fixture_close(f);
+		edit(f, off + at[i], &byte, 1, true);
+		assert_int_equal(fixture_open(f), 0);
+		for (unsigned k = 0; k < 5;
+			k++) /* of a store's name damaged, nothing can be known; of a use said to be later, too */
+			assert_int_equal(get(f, k), at[i] == 17 || at[i] == 33 ? -ENOENT : 0);
+		assert_int_equal(stats_of(f).skipped, at[i] != 17);
+		fixture_close(f);
+		unlink(f->path);
+		assert_int_equal(fixture_open(f), 0);
+	}
+}
+
 static void damage_is_counted_told_and_then_forgotten(void **state)
 {
 	struct fixture *f = *state;
@@ -679,6 +732,30 @@ static void segments_are_chosen_to_hold_the_longest_block_we_know_of(void **stat
 	}
 }
 
+static void an_empty_store_is_made_anew_for_longer_blocks_and_one_with_records_is_not(void **state)
+{
+	struct fixture *f = *state;
+	uint64_t big = 4 * MIB;
+
+	assert_int_equal(put(f, 1, 5000), 0);
+	f->opts.segment_bytes = 0;
+	f->opts.largest_block = big;
+	assert_int_equal(fixture_reopen(f), 0);
+	assert_int_equal(get(f, 1), 0);
+	assert_int_equal(spill_longest(f->spill), 4 * MIB - 8192);
+	fixture_close(f);
+	unlink(f->path);
+	f->opts.segment_bytes = 4 * MIB;
+	assert_int_equal(fixture_open(f), 0);
+	f->opts.segment_bytes = 0;
+	assert_int_equal(fixture_reopen(f), 0);
+	assert_true(spill_longest(f->spill) >= big);
+	assert_true(store_adds_up(f));
+	assert_int_equal(put(f, 2, 500000), 0);
+	assert_int_equal(fixture_reopen(f), 0);
+	assert_int_equal(get(f, 2), 0);
+}
+
 /* ---- order of the log ---- */
 
 static void of_a_key_written_twice_the_later_record_is_the_last_found(void **state)
@@ -900,6 +977,8 @@ int main(void)
 		ONCE(a_record_asked_for_under_another_name_is_refused),
 		BOTH(two_records_swapped_on_disk_are_both_refused),
 		ONCE(a_flipped_bit_anywhere_is_damage_or_absence_never_wrong_bytes),
+		BOTH(a_damaged_record_header_costs_that_record_only_and_is_counted),
+		ONCE(a_damaged_segment_header_costs_nothing_but_a_look_at_the_first_record),
 		BOTH(damage_is_counted_told_and_then_forgotten),
 		ONCE(a_header_damaged_under_a_running_store_is_refused),
 		ONCE(a_damaged_superblock_is_moved_aside_and_a_new_store_begun),
@@ -918,6 +997,7 @@ int main(void)
 		ONCE(less_capacity_than_before_is_kept_to_at_once),
 		ONCE(a_capacity_too_small_is_refused_with_the_number),
 		ONCE(segments_are_chosen_to_hold_the_longest_block_we_know_of),
+		ONCE(an_empty_store_is_made_anew_for_longer_blocks_and_one_with_records_is_not),
 		BOTH(of_a_key_written_twice_the_later_record_is_the_last_found),
 		BOTH(each_start_goes_on_in_a_segment_of_its_own),
 		ONCE(leftovers_of_an_earlier_use_of_a_segment_are_not_found),

@@ -575,6 +575,40 @@ static void a_directory_made_unwritable_while_running_takes_the_store_down_until
 	assert_int_equal(fixture_open(f), 0);
 }
 
+/* ---- a disk that hangs ---- */
+
+static int close_with_a_hung_write(void *arg)
+{
+	struct fixture *f = arg;
+	struct spill_record record;
+	struct log_catch log;
+	uint64_t start;
+
+	f->opts.close_ms = 300;
+	CHILD_CHECK(fixture_open(f) == 0);
+	CHILD_CHECK(put(f, 0, SIZE) == 0);
+	f->blocks[1].bytes = SIZE;
+	record = block_record(&f->blocks[1]);
+	fault_arm("io.hang=1@1");
+	CHILD_CHECK(spill_write(f->spill, &record, f->out, &f->blocks[1], block_done, &f->blocks[1]) == 0);
+	start = loop_now();
+	log = log_catch();
+	fixture_close(f);
+	CHILD_CHECK(loop_now() - start >= SPILL_SECOND * 3 / 10 && loop_now() - start < SPILL_SECOND * 2);
+	CHILD_CHECK(log_lines(&log, "1 transfers have not ended after 300 ms") == 1 && log_lines(&log, f->path) == 1);
+	return 0;
+}
+
+static void closing_a_store_on_a_hung_disk_ends_in_time_and_says_so(void **state)
+{
+	struct fixture *f = *state;
+
+	fixture_close(f);
+	assert_int_equal(in_child(close_with_a_hung_write, f), 0);
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(get(f, 0), 0);
+}
+
 /* ---- io_uring refused ---- */
 
 struct refusal {
@@ -748,6 +782,7 @@ int main(void)
 		ONCE(a_file_system_without_fallocate_serves),
 		BOTH(a_store_removed_or_moved_while_running_goes_down_and_comes_back_with_it),
 		ONCE(a_directory_made_unwritable_while_running_takes_the_store_down_until_it_is_writable),
+		BOTH(closing_a_store_on_a_hung_disk_ends_in_time_and_says_so),
 		ONCE(where_io_uring_is_refused_the_results_are_the_same),
 		BOTH(a_hundred_thousand_requests_of_64_clients_pass_the_smallest_ring),
 	};
