@@ -491,7 +491,10 @@ void ns_attach_slab(struct ns *ns, struct slab *slab, bool adopted)
 	ns->n_slots += slab->n_slots;
 	if (!adopted) {
 		entry->bytes = slab->bytes;
-		entry->node = topology_node_id(ns->d->topology, slab->node);
+		/* what is not told may be believed, what is known to lie elsewhere not */
+		entry->node = slab->placed >= 0 && (uint64_t)slab->placed < slab->bytes / 2
+				      ? UINT32_MAX
+				      : topology_node_id(ns->d->topology, slab->node);
 		entry->page_kib = 4;
 		atomic_store_explicit(&entry->number, slab->number, memory_order_release);
 		atomic_fetch_add_explicit(&ns->head->slab_changes, 1, memory_order_release);

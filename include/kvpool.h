@@ -384,6 +384,10 @@ KVP_API int kvp_release(struct kvp_view *views, uint32_t n);
 /** kvp_lost() - as kvp_release() tells, without letting go */
 KVP_API int kvp_lost(const struct kvp_view *views, uint32_t n);
 
+/** kvp_view_node() - NUMA node (the kernel's number) on which the block lies, so that work can go to it.
+ *  Return: node >= 0; -KVP_ENOENT: not a block of the pool, or the pool's memory could not be bound to nodes. */
+KVP_API int kvp_view_node(const struct kvp_view *view);
+
 /* ---- Write ---- */
 
 /* A block the caller may store into.  Filled by the library. */

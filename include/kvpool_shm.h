@@ -180,7 +180,7 @@ static inline uint64_t kvp_hint_slot(uint64_t hint)
 struct kvp_slab {
 	_Atomic uint64_t number;
 	uint64_t bytes;
-	uint32_t node;
+	uint32_t node; /* the kernel's number; UINT32_MAX: it lies elsewhere */
 	uint32_t page_kib;
 	uint8_t reserved[8];
 };

@@ -118,7 +118,7 @@ struct kvp_wire_mapped {
 struct kvp_wire_reserve {
 	uint64_t ns_id;
 	uint32_t n;
-	uint32_t node; /* 0xffffffff: near the caller */
+	uint32_t node; /* 0xffffffff: no wish */
 	uint64_t deadline_ns; /* CLOCK_MONOTONIC; 0: what is there now */
 };
 

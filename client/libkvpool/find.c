@@ -328,6 +328,19 @@ int kvp_release(struct kvp_view *views, uint32_t n)
 	return lost;
 }
 
+int kvp_view_node(const struct kvp_view *view)
+{
+	const struct hold *hold = view && view->data ? hold_get(view->opaque[0]) : NULL;
+	const struct ns_map *map;
+	uint32_t node;
+
+	if (!hold || hold->kind != HOLD_VIEW || hold_is_dead(hold))
+		return -KVP_ENOENT;
+	map = hold->owner;
+	node = map->slabs[slot_place(map, hold->slot)].node;
+	return node <= INT32_MAX ? (int)node : -KVP_ENOENT;
+}
+
 int kvp_lost(const struct kvp_view *views, uint32_t n)
 {
 	int lost = 0;

@@ -9,6 +9,7 @@
  */
 #include "internal.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -242,6 +243,14 @@ static uint32_t grants_take(struct ns_map *map, uint64_t connection, const struc
 	return got;
 }
 
+/* Where the caller runs now: it is given memory there. */
+static uint32_t node_here(void)
+{
+	unsigned node;
+
+	return getcpu(NULL, &node) == 0 ? node : UINT32_MAX;
+}
+
 static struct request *reserve_request(struct ns_map *map, uint32_t n, uint64_t deadline_ns)
 {
 	struct session *s = map->session;
@@ -252,7 +261,7 @@ static struct request *reserve_request(struct ns_map *map, uint32_t n, uint64_t 
 		return NULL;
 	reserve = request_body(request);
 	*reserve =
-		(struct kvp_wire_reserve){.ns_id = map->ns_id, .n = n, .node = UINT32_MAX, .deadline_ns = deadline_ns};
+		(struct kvp_wire_reserve){.ns_id = map->ns_id, .n = n, .node = node_here(), .deadline_ns = deadline_ns};
 	request->owner = map;
 	return request;
 }

@@ -383,9 +383,11 @@ static void nothing_can_be_had_while_everything_is_held(void **state)
 	struct fixture *f = *state;
 	struct kvp_block_ref *blocks = calloc(1000, sizeof(*blocks)), more[8];
 	uint64_t before;
-	int64_t n;
+	int64_t n = 0, more_n;
 
-	n = kvp_reserve(f->ns_a, 1000, 0, kvp_deadline_ms(200), blocks);
+	/* on a busy machine the first answer may come before everything is made ready */
+	while ((more_n = kvp_reserve(f->ns_a, (uint32_t)(1000 - n), 0, kvp_deadline_ms(200), blocks + n)) > 0)
+		n += more_n;
 	assert_true(n > 300 && n < 1000);
 	before = wire_now();
 	assert_int_equal(kvp_reserve(f->ns_b, 8, 0, kvp_deadline_ms(1000), more), 0);

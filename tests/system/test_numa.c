@@ -143,6 +143,35 @@ static void a_block_comes_from_the_node_that_is_asked_for_as_long_as_it_has_any(
 	wire_close(&f->w);
 }
 
+static void a_reader_is_told_on_which_node_a_block_lies(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_open_opts open = {.size = sizeof(open), .connect_timeout_ms = 5000};
+	struct kvp_desc desc;
+	struct kvp_ns_opts opts = {.size = sizeof(opts), .name = "n", .owner_uid = KVP_UID_SELF, .desc = &desc};
+	struct kvp_client *client;
+	struct kvp_ns *ns;
+	struct kvp_block_ref block;
+	struct kvp_view view, nothing = {0};
+	struct kvp_publish_item item = {.key = wire_key(1), .block = &block, .used_tokens = 16, .view = &view};
+	uint8_t result = 0;
+
+	assert_int_equal(start(f, WITH_GAPS, "node5=4M"), 0);
+	open.socket = f->host.socket;
+	wire_desc(&desc, BLOCK, 0);
+	assert_int_equal(kvp_open(&open, &client), 0);
+	assert_int_equal(kvp_ns_open(client, &opts, &ns), 0);
+	assert_int_equal(kvp_reserve(ns, 1, 0, kvp_deadline_ms(2000), &block), 1);
+	assert_int_equal(kvp_publish(ns, &item, 1, &result), 1);
+	assert_int_equal(result, KVP_PUB_STORED);
+	assert_int_equal(kvp_view_node(&view), 5);
+	assert_int_equal(kvp_release(&view, 1), 0);
+	assert_int_equal(kvp_view_node(&view), -KVP_ENOENT);
+	assert_int_equal(kvp_view_node(&nothing), -KVP_ENOENT);
+	kvp_ns_close(ns);
+	kvp_close(client);
+}
+
 static void slabs_stay_on_their_nodes_over_a_restart(void **state)
 {
 	struct fixture *f = *state;
@@ -177,7 +206,7 @@ static void where_binding_is_refused_there_is_one_warning_and_all_goes_on_unboun
 	assert_int_equal(node_row(f, 1)->got, 2 * MIB);
 	assert_int_equal(wire_open(&f->w, f->host.socket), 0);
 	assert_int_equal(wire_join(&f->w, &ns, "m", BLOCK), 0);
-	assert_int_equal(given_on(&ns, 41), 41);
+	assert_int_equal(given_on(&ns, 41), UINT32_MAX); /* no reader is told that it lies on 41 */
 	wire_leave(&ns);
 	wire_close(&f->w);
 }
@@ -192,6 +221,7 @@ int main(void)
 		TEST(a_node_named_in_the_pool_gives_what_is_asked_of_it),
 		TEST(a_node_that_is_not_there_is_refused_with_those_that_are),
 		TEST(a_block_comes_from_the_node_that_is_asked_for_as_long_as_it_has_any),
+		TEST(a_reader_is_told_on_which_node_a_block_lies),
 		TEST(slabs_stay_on_their_nodes_over_a_restart),
 		TEST(where_binding_is_refused_there_is_one_warning_and_all_goes_on_unbound),
 	};
