@@ -480,6 +480,10 @@ unsigned io_reap(struct io *io)
 	struct io_op *op;
 	unsigned n;
 
+#ifdef KVP_FAULT
+	while (io->hung.head && FAULT_INT("io.hang.end", 0))
+		io_step(io, queue_pop(&io->hung), false);
+#endif
 	io_timer(io);
 	for (n = 0; n < IO_REAP_MAX && io->ring && (op = io_ring_ended(io->ring)); n++)
 		io_step(io, op, true);

@@ -22,6 +22,13 @@
 
 /* ---- transfers ---- */
 
+void spill_submit(struct spill *spill, struct io_op *op)
+{
+	if (!io_in_flight(spill->io))
+		spill->moved_ns = loop_now();
+	io_submit(spill->io, op);
+}
+
 static struct transfer *transfer_new(struct spill *spill, enum transfer_kind kind, spill_done_fn done, void *owner)
 {
 	struct transfer *t = spill->free_transfers;
@@ -63,7 +70,7 @@ static void transfer_submit(
 	t->op.n_iov = n_iov;
 	t->op.done = done;
 	t->op.owner = t;
-	io_submit(t->spill->io, &t->op);
+	spill_submit(t->spill, &t->op);
 }
 
 static uint64_t data_pages(uint64_t bytes)
@@ -90,7 +97,7 @@ static bool transfer_retried(struct transfer *t, int64_t res)
 		return false;
 	spill_file_leave_direct(&t->spill->file, (int)-res);
 	t->direct = false;
-	io_submit(t->spill->io, &t->op);
+	spill_submit(t->spill, &t->op);
 	return true;
 }
 
@@ -491,14 +498,33 @@ int spill_fd(const struct spill *spill)
 	return io_fd(spill->io);
 }
 
+static unsigned spill_moved(struct spill *spill, unsigned n)
+{
+	if (n) {
+		spill->moved_ns = loop_now();
+		spill->health.hung = false;
+	}
+	return n;
+}
+
 unsigned spill_reap(struct spill *spill)
 {
-	return io_reap(spill->io);
+	return spill_moved(spill, io_reap(spill->io));
 }
 
 unsigned spill_wait(struct spill *spill, uint64_t deadline_ns)
 {
-	return io_wait(spill->io, deadline_ns);
+	return spill_moved(spill, io_wait(spill->io, deadline_ns));
+}
+
+bool spill_stalled(const struct spill *spill, uint64_t ns)
+{
+	return io_in_flight(spill->io) && loop_now() - spill->moved_ns > ns;
+}
+
+bool spill_hung(const struct spill *spill)
+{
+	return spill->health.hung;
 }
 
 void spill_tick(struct spill *spill)

@@ -24,7 +24,7 @@ struct spill;
 enum spill_state { /* as counter spill_state */
 	SPILL_OFF = 0,
 	SPILL_UP = 1,
-	SPILL_DOWN = 2, /* a write or flush failed; tried again with back-off by spill_tick() */
+	SPILL_DOWN = 2, /* a write or flush failed, or the disk hangs; tried again with back-off by spill_tick() */
 	SPILL_FULL = 3, /* the file system is full and no segment can be had; tried again likewise */
 };
 
@@ -108,6 +108,10 @@ int spill_fd(const struct spill *spill); /* readable: call spill_reap() */
 unsigned spill_reap(struct spill *spill);
 /** spill_wait() - as spill_reap(), blocking up to @deadline_ns: for start, drain and tests */
 unsigned spill_wait(struct spill *spill, uint64_t deadline_ns);
+/** spill_stalled() - are transfers under way, of which none has ended for @ns? */
+bool spill_stalled(const struct spill *spill, uint64_t ns);
+/** spill_hung() - for so long that the store is down for it, and what is read may never come */
+bool spill_hung(const struct spill *spill);
 /** spill_tick() - about once a second: brings a store that went down back up (a probe write with back-off), and segments
  *  in which something failed back into use once a probe has proved them good */
 void spill_tick(struct spill *spill);

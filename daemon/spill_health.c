@@ -1,7 +1,7 @@
 /*
  * spill_health.c - what fails, what is set aside for it, and how it comes back
  *
- * A failed write or flush takes the store down: no more writes until a probe write at a place of its own has gone
+ * A failed write or flush, or 5 s in which no transfer ended, takes the store down: no more writes until a probe write at a place of its own has gone
  * through, tried after 1 s, then twice as long each time, 30 s at most.  The same when a look at the file, every 2 s,
  * finds it gone or its directory unwritable: an open descriptor alone would not tell.  The segment is BAD: never written again until
  * every byte that was written to it has been overwritten, flushed and read back by a probe.  Before that its living
@@ -24,6 +24,7 @@
 #define BACKOFF_MAX_NS (30 * SPILL_SECOND)
 #define FULL_NS (5 * SPILL_SECOND)
 #define LOOK_NS (2 * SPILL_SECOND)
+#define HUNG_NS (5 * SPILL_SECOND)
 #define STEADY_NS (5 * SPILL_SECOND) /* up for less: the next back-off goes on where the last one was */
 
 static uint64_t backoff_next(uint64_t backoff_ns)
@@ -159,7 +160,7 @@ static void probe_step(struct spill *spill)
 		probe->op.off = O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
 		probe->op.n_iov = 0;
 	}
-	io_submit(spill->io, &probe->op);
+	spill_submit(spill, &probe->op);
 }
 
 static void probe_start(struct spill *spill, uint32_t i)
@@ -293,6 +294,10 @@ void health_tick(struct spill *spill)
 	struct health *health = &spill->health;
 	uint32_t i;
 
+	if (!health->hung && spill_stalled(spill, HUNG_NS)) {
+		health->hung = true;
+		health_set(spill, SPILL_DOWN, "waiting 5 s for a transfer", ETIMEDOUT);
+	}
 	if (health->state == SPILL_FULL && loop_now() >= health->probe_at_ns) {
 		health->state = SPILL_UP; /* the next write finds out */
 		health->what[0] = 0;

@@ -168,7 +168,7 @@ void segment_allocate(struct spill *spill)
 		.n_iov = 0,
 		.done = segment_allocated,
 		.owner = spill};
-	io_submit(spill->io, &spill->allocate_op);
+	spill_submit(spill, &spill->allocate_op);
 }
 
 static uint32_t segment_empty(const struct spill *spill)

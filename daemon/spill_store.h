@@ -130,6 +130,7 @@ struct health {
 	uint64_t look_at_ns; /* UP: at the file, again */
 	uint64_t up_since_ns;
 	char what[224]; /* went wrong, and since when */
+	bool hung; /* operations are under way, and none has ended for HUNG_NS */
 	bool short_of_room; /* the file system gives less than the capacity; said once, until it gives again */
 	struct probe probe;
 	struct log_limit limit;
@@ -181,6 +182,7 @@ struct spill {
 	struct spill_opts opts;
 	struct spill_file file;
 	struct io *io;
+	uint64_t moved_ns; /* when an operation last ended, or the first of those under way began */
 	struct health health;
 
 	struct segment *segments;
@@ -202,6 +204,8 @@ struct spill {
 	struct spill_stats stats;
 };
 
+/** spill_submit() - every operation of a store that serves goes this way */
+void spill_submit(struct spill *spill, struct io_op *op);
 /** spill_flush_own() - as spill_flush(), for the store itself; without effect when no transfer is free */
 void spill_flush_own(struct spill *spill);
 

@@ -32,6 +32,7 @@
 #define LOOKS_MAX 512 /* candidates looked at in one call */
 #define STEAL_LOOKS_MAX 4096 /* and when a whole slab is wanted */
 #define MOVE_MAX (16ull << 20) /* bytes copied in one call to empty a slab */
+#define SLOW_NS 2000000000ull /* a store that ends nothing, or lets a request wait, for so long is not waited for */
 #define EMPTYING_NS 1000000000ull
 #define JOBS_MAX 256 /* requests of one peer that wait */
 #define STEAL_NS 100000000ull /* how often a namespace looks at the memory of the others */
@@ -56,6 +57,7 @@ struct job {
 	struct job *next; /* in the list of its namespace, or of the tier */
 	struct job *all_next, *all_prev;
 	enum job_kind kind;
+	uint64_t since_ns; /* it waits for a slot */
 	struct daemon *d;
 	struct peer *peer; /* NULL: gone, nobody hears the answer */
 	struct member *member;
@@ -216,6 +218,7 @@ static void job_wait_for_slot(struct job *job)
 	while (*at)
 		at = &(*at)->next;
 	job->next = NULL;
+	job->since_ns = loop_now();
 	*at = job;
 }
 
@@ -382,6 +385,21 @@ static int tier_write(struct entry *e)
 	return 0;
 }
 
+/* Does the store let people wait? A block that is dropped costs less than an engine that stands still. */
+static bool tier_is_slow(const struct ns *ns)
+{
+	const struct tier *tier = ns->d->tier;
+
+	return tier->spill && (spill_stalled(tier->spill, SLOW_NS) ||
+				      (ns->n_writing && ns->waits && loop_now() - ns->waits->since_ns > SLOW_NS));
+}
+
+/* Slots that writes under way will let go, soon. */
+static uint64_t tier_coming(const struct ns *ns)
+{
+	return ns->n_writing && !tier_is_slow(ns) ? ns->n_writing : 0;
+}
+
 /* Evict, or start to write, the oldest candidates, until @want slots are free or coming. Return: 1; 0: they never will be,
    the rest is in use; -EAGAIN: the store takes no more writes now; -EINTR: so many looks did not do it. */
 static int tier_evict_oldest(struct ns *ns, uint64_t want, unsigned looks_max)
@@ -390,7 +408,7 @@ static int tier_evict_oldest(struct ns *ns, uint64_t want, unsigned looks_max)
 	struct entry *first_held = NULL;
 	bool spill = tier_on(d);
 
-	for (unsigned looks = 0; looks < looks_max && ns->n_free + ns->n_writing < want; looks++) {
+	for (unsigned looks = 0; looks < looks_max && ns->n_free + tier_coming(ns) < want; looks++) {
 		struct entry *e = policy_first(ns);
 		uint32_t place, index, stamp;
 
@@ -411,7 +429,9 @@ static int tier_evict_oldest(struct ns *ns, uint64_t want, unsigned looks_max)
 			policy_touch(ns, e);
 			continue;
 		}
-		if (!e->cold && spill) {
+		if (!e->cold && spill && !ns->n_free && tier_is_slow(ns)) {
+			gauge_add(&d->pool.stats->counters.spill_too_slow, 1);
+		} else if (!e->cold && spill) {
 			int r = tier_write(e);
 
 			if (r == 0)
@@ -424,7 +444,7 @@ static int tier_evict_oldest(struct ns *ns, uint64_t want, unsigned looks_max)
 			policy_touch(ns, e);
 		}
 	}
-	return ns->n_free + ns->n_writing < want ? -EINTR : 1;
+	return ns->n_free + tier_coming(ns) < want ? -EINTR : 1;
 }
 
 /* Are all its slots free, or blocks that nobody holds now? */
@@ -591,17 +611,17 @@ uint64_t tier_make_room(struct ns *ns, uint64_t want, uint32_t node)
 		ns_add_slab(ns, node, true);
 	while (ns->n_free + ns->n_coming < want && ns_add_slab(ns, node, false))
 		;
-	if (ns->n_free + ns->n_coming + ns->n_writing >= want)
+	if (ns->n_free + ns->n_coming + tier_coming(ns) >= want)
 		return ns->n_free;
 	now = loop_now();
 	if (now < ns->no_room_until_ns)
 		return ns->n_free;
 	if (now >= ns->steal_after_ns && !tier_steal(ns, tier_idle_donor(ns)))
 		ns->steal_after_ns = now + STEAL_NS;
-	if (ns->n_free + ns->n_coming + ns->n_writing >= want)
+	if (ns->n_free + ns->n_coming + tier_coming(ns) >= want)
 		return ns->n_free; /* what comes is worth more than what would go for it */
 	tier_evict_oldest(ns, want, LOOKS_MAX);
-	if (!ns->n_free && !ns->n_writing && !ns->n_coming && !tier_steal(ns, tier_largest_donor(ns))) {
+	if (!ns->n_free && !tier_coming(ns) && !ns->n_coming && !tier_steal(ns, tier_largest_donor(ns))) {
 		ns->no_room_until_ns = now + RETRY_NS;
 		ns->d->holds_wanted = true;
 	}
@@ -866,7 +886,7 @@ static struct kvp_wire_found tier_find(struct ns *ns, const struct kvp_key *key,
 		found.slot = e->slot;
 	} else if (e->io == ENTRY_READING || e->io == ENTRY_QUEUED) {
 		found.state = KVP_PENDING;
-	} else if (!ns->d->tier->spill) {
+	} else if (!ns->d->tier->spill || spill_hung(ns->d->tier->spill)) {
 		found.reason = KVP_MISS_TIER;
 	} else {
 		found.state = KVP_HIT_SPILL;

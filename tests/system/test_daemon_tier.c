@@ -403,6 +403,43 @@ static void a_drain_to_a_store_that_takes_nothing_ends_at_once_and_says_why(void
 	assert_int_equal(done.late, 0);
 }
 
+static void a_hung_disk_stops_nobody_and_shows_within_seconds(void **state)
+{
+	struct fixture *f = *state;
+	char binary[sizeof(f->host.binary)];
+	const char *build = getenv("BUILD");
+	uint64_t start, worst = 0;
+
+	disconnect(f);
+	assert_int_equal(host_stop(&f->host), 0);
+	memcpy(binary, f->host.binary, sizeof(binary));
+	snprintf(f->host.binary, sizeof(f->host.binary), "%s/kvpoold-fault", build ? build : "build");
+	setenv("KVPOOL_FAULT", "io.hang=1@20+", 1);
+	assert_int_equal(host_start(&f->host, NULL), 0);
+	unsetenv("KVPOOL_FAULT");
+	memcpy(f->host.binary, binary, sizeof(binary));
+	connect_client(f);
+	start = wire_now();
+	for (uint64_t k = 0; wire_now() - start < 9000000000ull; k++) {
+		uint64_t before = wire_now();
+
+		put(&f->ns, k, NULL);
+		if (wire_now() - before > worst)
+			worst = wire_now() - before;
+		if (k > 200)
+			wire_sleep_ms(20);
+	}
+	assert_true(worst < 4000000000ull);
+	assert_true(atomic_load(&f->host.stats->counters.spill_too_slow) > 0);
+	assert_int_equal(atomic_load(&f->host.stats->counters.spill_state), 2);
+	assert_int_equal(atomic_load(&f->host.stats->counters.spill_last_errno), ETIMEDOUT);
+	assert_true(host_logged(&f->host, "waiting 5 s for a transfer failed", 0));
+	disconnect(f);
+	host_kill(&f->host);
+	assert_int_equal(host_start(&f->host, NULL), 0);
+	connect_client(f);
+}
+
 static void of_a_key_written_twice_the_later_record_counts_after_a_reboot(void **state)
 {
 	struct fixture *f = *state;
@@ -586,6 +623,7 @@ int main(int argc, char **argv)
 		WITH_SPILL(after_a_kill_of_the_daemon_cold_blocks_are_found_again),
 		WITH_SPILL(after_a_drain_and_a_reboot_everything_is_back_under_its_old_keys),
 		WITH_SPILL(evict_drops_as_many_as_asked_though_they_are_written_first),
+		WITH_SPILL(a_hung_disk_stops_nobody_and_shows_within_seconds),
 		WITH_SPILL(a_drain_to_a_store_that_takes_nothing_ends_at_once_and_says_why),
 		WITH_SPILL(of_a_key_written_twice_the_later_record_counts_after_a_reboot),
 		WITH_SPILL(kills_while_blocks_come_and_go_never_show_wrong_bytes),

@@ -599,6 +599,46 @@ static int close_with_a_hung_write(void *arg)
 	return 0;
 }
 
+/* A write that hangs, as if 6 s had gone by; then the disk is back and ends it. */
+static void a_disk_that_ends_nothing_for_5_s_is_down_and_comes_back_by_itself(void **state)
+{
+	struct fixture *f = *state;
+	struct block *b = &f->blocks[1];
+	struct spill_record record;
+
+	assert_int_equal(put(f, 0, SIZE), 0);
+	b->bytes = SIZE;
+	record = block_record(b);
+	block_fill(b, f->out);
+	fault_arm("io.hang=1");
+	assert_int_equal(spill_write(f->spill, &record, f->out, b, block_done, b), 0);
+	for (unsigned n = 0; n < 100; n++) {
+		usleep(1000);
+		spill_reap(f->spill);
+	}
+	assert_false(b->done);
+	assert_true(spill_stalled(f->spill, SPILL_SECOND / 20));
+	spill_tick(f->spill);
+	assert_int_equal(stats_of(f).state, SPILL_UP); /* not yet */
+	f->spill->moved_ns -= 6 * SPILL_SECOND;
+	spill_tick(f->spill);
+	assert_int_equal(stats_of(f).state, SPILL_DOWN);
+	assert_int_equal(stats_of(f).last_errno, ETIMEDOUT);
+	assert_true(spill_hung(f->spill));
+	assert_non_null(strstr(
+		stats_of(f).message, "waiting 5 s for a transfer failed: Connection timed out (errno 110), since"));
+	fault_arm("io.hang.end=1"); /* what hung ends; nothing else hangs */
+	settle(f);
+	assert_true(b->done);
+	assert_int_equal(b->res, 0);
+	assert_false(spill_hung(f->spill));
+	tick_in_time(f);
+	assert_int_equal(stats_of(f).state, SPILL_UP);
+	assert_int_equal(get(f, 0), 0);
+	assert_int_equal(get(f, 1), 0);
+	assert_true(store_adds_up(f));
+}
+
 static void closing_a_store_on_a_hung_disk_ends_in_time_and_says_so(void **state)
 {
 	struct fixture *f = *state;
@@ -782,6 +822,7 @@ int main(void)
 		ONCE(a_file_system_without_fallocate_serves),
 		BOTH(a_store_removed_or_moved_while_running_goes_down_and_comes_back_with_it),
 		ONCE(a_directory_made_unwritable_while_running_takes_the_store_down_until_it_is_writable),
+		BOTH(a_disk_that_ends_nothing_for_5_s_is_down_and_comes_back_by_itself),
 		BOTH(closing_a_store_on_a_hung_disk_ends_in_time_and_says_so),
 		ONCE(where_io_uring_is_refused_the_results_are_the_same),
 		BOTH(a_hundred_thousand_requests_of_64_clients_pass_the_smallest_ring),
