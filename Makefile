@@ -282,9 +282,9 @@ bench-attn: deps-build ## kvctl bench attn: attention beside the machine's read 
 	$(sub) all
 	@$(BUILD)/kvctl bench attn --self && echo "bench-attn: ok"
 
-check-vm: deps ## boot a virtual machine with systemd and run kvpool there as a service (root; QEMU)
-	$(sub) all
-	@BUILD=$(BUILD) tests/vm/check
+check-vm: deps ## boot virtual machines with systemd and run kvpool there as a service (root; QEMU; VM=nodes: that part)
+	$(sub) all $(SYSTEM_PROGRAMS)
+	@BUILD=$(BUILD) tests/vm/check $(VM)
 
 check-engines: ## (later work) connectors for other engines
 	@echo "check-engines: not there yet: connectors for other engines are later work"; exit 1
