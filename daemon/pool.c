@@ -332,6 +332,18 @@ static int pool_io_lock(struct pool *pool, char message[256])
 	return 0;
 }
 
+/* Who only looks asks the kernel whether this lock is held (F_GETLK): no pid to be reused, nothing to be disturbed.  Of
+   the open file description, which is nobody's but ours: clients get descriptors of their own. */
+static int pool_life_lock(const struct pool *pool, char message[256])
+{
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
+
+	if (fcntl(pool->header_fd, F_OFD_SETLK, &lock) == 0)
+		return 0;
+	snprintf(message, 256, "cannot lock the pool's header in " SHM_DIR ": %s", strerror(errno));
+	return -EIO;
+}
+
 int pool_open(struct pool *pool, const struct config *config, char message[256])
 {
 	char uuid_text[UUID_STR_LEN], why[256];
@@ -361,6 +373,8 @@ int pool_open(struct pool *pool, const struct config *config, char message[256])
 	}
 	if (!pool->found)
 		r = pool_make(pool, config, message);
+	if (r == 0)
+		r = pool_life_lock(pool, message);
 	if (r < 0)
 		return r;
 	atomic_store(&pool->header->state, KVP_DAEMON_STARTING);

@@ -466,6 +466,15 @@ void session_put_stage(struct daemon *d, struct stage *stage)
 	free(stage);
 }
 
+/* With nobody left there is no further look at the pins, nor need for one. */
+static void session_nothing_held(struct daemon *d)
+{
+	for (struct ns *ns = d->namespaces; ns; ns = ns->next) {
+		ns->sweep_held = 0; /* of a look under way */
+		gauge_set(&ns->row->counters.held, 0);
+	}
+}
+
 /* The last step: its process is gone, nobody stores any more. */
 static void session_finish(struct session *s)
 {
@@ -484,6 +493,8 @@ static void session_finish(struct session *s)
 	session_name(d, s->id, name);
 	shm_remove(name);
 	session_free(s);
+	if (!d->n_sessions)
+		session_nothing_held(d);
 	pool_stats_end(&d->pool);
 	for (struct ns *ns = d->namespaces; ns; ns = ns->next)
 		tier_serve(ns);
@@ -510,13 +521,19 @@ void session_end(struct session *s, const char *how)
 		session_finish(s);
 }
 
+/* Its process is gone. Who closed its client in order has said so where a daemon finds it that was not there to hear it. */
+static void session_count_died(const struct session *s)
+{
+	if (!s->ending && !atomic_load(&s->head->left))
+		gauge_add(&s->d->pool.stats->counters.sessions_died, 1);
+}
+
 void session_disconnected(struct session *s)
 {
 	s->peer = NULL;
 	s->row->connected = 0;
 	if (!session_lock_held(s)) {
-		if (!s->ending)
-			gauge_add(&s->d->pool.stats->counters.sessions_died, 1);
+		session_count_died(s);
 		session_end(s, NULL);
 	}
 }
@@ -569,9 +586,10 @@ static void session_look_at(struct session *s)
 		s->lock_free_since_ns = now;
 	if (s->peer && now - s->lock_free_since_ns < 2ull * d->config.heartbeat_ms * 1000000)
 		return;
-	if (!s->ending)
-		gauge_add(&d->pool.stats->counters.sessions_died, 1);
-	session_end(s, s->peer ? "its lock is free: the process is gone, or closed the session object" : NULL);
+	session_count_died(s);
+	session_end(s, s->peer && !atomic_load(&s->head->left)
+			       ? "its lock is free: the process is gone, or closed the session object"
+			       : NULL);
 }
 
 static void session_revoke_silent(struct daemon *d)
@@ -583,6 +601,7 @@ static void session_revoke_silent(struct daemon *d)
 		next = s->next;
 		if (s->ending || now - s->heard_ns < limit)
 			continue;
+		gauge_add(&d->pool.stats->counters.sessions_condemned, 1);
 		session_end(s, "not heard of for longer than hold-limit while memory is needed: its holds are revoked");
 	}
 }
@@ -683,6 +702,8 @@ static bool session_adopt(struct daemon *d, struct kvp_session_row *row)
 		row->connected = 0;
 		s->ending = atomic_load(&s->head->word) == 0 && session_lock_held(s);
 		if (!s->ending) {
+			if (atomic_load(&s->head->word) != 0)
+				session_count_died(s);
 			session_free(s);
 			return false;
 		}

@@ -263,7 +263,7 @@ struct kvp_session_header {
 	uint64_t pins_off;
 	uint64_t pin_stride;
 	uint64_t object_bytes;
-	uint8_t reserved0[8];
+	_Atomic uint64_t left; /* 1: its client was closed in order: nobody died when the lock is free */
 	struct kvp_client_counts counts;
 	uint8_t reserved[64];
 };

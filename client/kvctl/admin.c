@@ -335,6 +335,20 @@ static int ping_wait(const char *socket, uint64_t deadline_ns, char *why, size_t
 	return r;
 }
 
+/* Why nothing came back, in the words that tell an operator where to look. */
+static void ping_complain(const char *socket, int error, const char *why)
+{
+	int fd = error == -KVP_EVERSION ? -EPROTO : admin_connect(socket);
+
+	if (fd >= 0)
+		close(fd);
+	if (fd >= 0 || fd == -ETIMEDOUT) /* somebody listens */
+		complain("ping: the daemon at %s does not answer%s%s: kvctl stats tells how it does", socket,
+			why[0] ? ": " : "", why);
+	else
+		complain("ping: no daemon serves at %s (%s)%s%s", socket, strerror(-error), why[0] ? ": " : "", why);
+}
+
 int ping_command(int argc, char **argv)
 {
 	static const struct option longs[] = {OPTION_POOL, {"timeout", required_argument, NULL, 't'}, OPTION_LAST};
@@ -353,7 +367,7 @@ int ping_command(int argc, char **argv)
 		return r;
 	r = ping_wait(socket, now_ns() + limit_ns, why, sizeof(why), &took_ns);
 	if (r < 0) {
-		complain("ping: no daemon serves at %s (%s)%s%s", socket, strerror(-r), why[0] ? ": " : "", why);
+		ping_complain(socket, r, why);
 		return r == -KVP_EVERSION ? KVCTL_NO_POOL : KVCTL_DOWN;
 	}
 	printf("serving at %s, %.0f us\n", socket, (double)took_ns / 1000);

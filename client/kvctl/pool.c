@@ -414,9 +414,18 @@ static char pid_state(int32_t pid)
 	return at && at[1] == ' ' && at[2] ? at[2] : 'S';
 }
 
+/* The kernel's word: a daemon holds this lock on the header for as long as it lives, in whatever pid namespace. */
+static bool daemon_lives(int header_fd)
+{
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
+
+	return fcntl(header_fd, F_GETLK, &lock) < 0 || lock.l_type != F_UNLCK;
+}
+
 int pool_look(struct pool *pool)
 {
 	char path[POOL_PATH_MAX];
+	bool lives = false;
 	struct stat st;
 	uint64_t beat, now;
 	int fd, r;
@@ -424,8 +433,10 @@ int pool_look(struct pool *pool)
 	pool_path(pool, path, "header");
 	fd = pool_object_open(pool, path, &st);
 	r = fd < 0 ? fd : pool_read(fd, &pool->header, sizeof(pool->header), 0);
-	if (fd >= 0)
+	if (fd >= 0) {
+		lives = daemon_lives(fd);
 		close(fd);
+	}
 	if (r < 0) {
 		complain("%s: gone, or cut short (%s): the pool was purged; look again", path, strerror(-r));
 		return KVCTL_NO_POOL;
@@ -434,10 +445,12 @@ int pool_look(struct pool *pool)
 	beat = atomic_load(&pool->header.heartbeat_ns);
 	pool->same_boot = boot_is_same(pool->header.boot_id);
 	pool->heartbeat_age_s = pool->same_boot && beat && beat <= now ? (double)(now - beat) / 1e9 : -1;
-	pool->pid_state = pool->same_boot ? pid_state(pool->header.daemon_pid) : 0;
+	pool->pid_state = lives ? pid_state(pool->header.daemon_pid) : 0;
+	if (lives && !pool->pid_state)
+		pool->pid_state = 'S'; /* in a pid namespace that is not ours */
 	if (atomic_load(&pool->header.state) == KVP_DAEMON_STOPPED)
 		pool->life = POOL_STOPPED;
-	else if (pool->heartbeat_age_s < 0 || pool->heartbeat_age_s > (double)POOL_SILENT_NS / 1e9)
+	else if (!lives || pool->heartbeat_age_s < 0 || pool->heartbeat_age_s > (double)POOL_SILENT_NS / 1e9)
 		pool->life = POOL_SILENT;
 	else if (atomic_load(&pool->header.state) == KVP_DAEMON_SERVING)
 		pool->life = POOL_SERVING;

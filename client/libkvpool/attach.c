@@ -214,6 +214,7 @@ void session_close(struct session *s, bool in_child)
 		map_close(map, in_child);
 	}
 	if (!in_child) {
+		atomic_store(&s->head->left, 1); /* the daemon may not be there to hear it said */
 		munmap(s->head, s->bytes);
 		munmap((void *)(uintptr_t)s->header, KVP_PAGE);
 	}

@@ -281,6 +281,7 @@ static void a_silent_client_past_the_hold_limit_loses_its_holds_when_memory_is_n
 	assert_int_equal(wire_reserve(&f->ns, grants, 9, 0), 9);
 	assert_true(wire_reserve(&f->ns, grants + 9, 1, 5000) == 1);
 	assert_true(host_logged(&f->host, "hold-limit", 1000));
+	assert_int_equal(atomic_load(&f->host.stats->counters.sessions_condemned), 1);
 	kill(child.pid, SIGCONT);
 	assert_false(child_counts(&child));
 	child_end(&child, SIGKILL);

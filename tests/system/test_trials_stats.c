@@ -87,16 +87,16 @@ static void of_a_dead_daemon_ping_says_so_shortly_and_stats_tell_it(void **state
 	char out[16384];
 
 	for (unsigned stopped = 0; stopped < 2; stopped++) {
-		uint64_t from = wire_now();
-
 		if (stopped)
 			host_stop(&t->host);
 		else
 			host_kill(&t->host);
+		assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "stats"), 3); /* at once, whatever its heartbeat */
+		assert_non_null(strstr(out, stopped ? "stopped in order" : "gone"));
 		assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "ping"), 3);
 		assert_true(is_short(out));
-		while (TRIAL_KVCTL(t, out, sizeof(out), "stats") != 3) /* by its heartbeat */
-			assert_true(wire_now() - from < 5 * SECOND);
+		assert_non_null(strstr(out, "no daemon"));
+		assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "stats"), 3);
 		assert_null(strstr(out, ": serving\n"));
 		assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "drain"), 3);
 		assert_true(is_short(out));
@@ -134,7 +134,12 @@ static void of_a_stopped_daemon_stats_come_within_five_seconds_and_tell_it(void 
 	from = wire_now();
 	assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "ping"), 3);
 	assert_true(wire_now() - from < 5 * SECOND);
+	assert_non_null(strstr(out, "does not answer"));
+	assert_null(strstr(out, "no daemon"));
 	kill(t->host.pid, SIGCONT);
+	from = wire_now();
+	while (TRIAL_KVCTL(t, out, sizeof(out), "stats") != 0) /* until its next heartbeat */
+		assert_true(wire_now() - from < 5 * SECOND);
 	stats_are_valid(t);
 }
 

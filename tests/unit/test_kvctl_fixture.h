@@ -55,6 +55,7 @@ struct fake {
 	char socket[96];
 	char pool_file[128];
 	struct kvp_pool_header *header;
+	int life_fd;
 	struct kvp_stats *stats;
 	struct kvp_ns_row *ns_row;
 	struct kvp_session_row *session_row;
@@ -101,6 +102,18 @@ static inline void *fake_object(const struct fake *f, const char *rest, uint64_t
 	return map;
 }
 
+/* As a daemon that lives: with the lock on the header. */
+static inline void fake_live(struct fake *f)
+{
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+	char path[128];
+
+	fake_path(f, path, "header");
+	f->life_fd = open(path, O_RDWR | O_CLOEXEC);
+	assert_true(f->life_fd >= 0);
+	assert_int_equal(fcntl(f->life_fd, F_OFD_SETLK, &lock), 0);
+}
+
 static inline void fake_make_header(struct fake *f)
 {
 	struct kvp_pool_header *h = f->header = fake_object(f, "header", KVP_PAGE);
@@ -109,6 +122,7 @@ static inline void fake_make_header(struct fake *f)
 
 	assert_true(read(fd, boot, 36) == 36);
 	close(fd);
+	fake_live(f);
 	for (unsigned i = 0, n = 0; i < 36; i++)
 		if (boot[i] != '-') {
 			unsigned byte;

@@ -71,6 +71,18 @@ static void json_has_every_counter_by_its_name(void **state)
 	json_decref(json);
 }
 
+static void a_daemon_that_is_gone_does_not_serve_however_young_its_heartbeat(void **state)
+{
+	struct fake *f = *state;
+
+	close(f->life_fd); /* as the kernel does for the dead, and the pid is somebody else's */
+	assert_int_equal(run_here(f, "stats"), 3);
+	assert_says(f->out, "gone");
+	assert_null(strstr(f->out, ": serving\n"));
+	fake_live(f);
+	assert_int_equal(run_here(f, "stats"), 0);
+}
+
 static void a_silent_daemon_is_told_with_its_age_and_pid(void **state)
 {
 	struct fake *f = *state;
@@ -80,7 +92,10 @@ static void a_silent_daemon_is_told_with_its_age_and_pid(void **state)
 	assert_int_equal(run_here(f, "stats"), 3);
 	assert_says(f->out, "not answering: heartbeat 12.");
 	assert_says(f->out, "alive");
-	f->header->daemon_pid = 0x7ffffff0;
+	f->header->daemon_pid = 0x7ffffff0; /* that of another pid namespace */
+	assert_int_equal(run_here(f, "stats"), 3);
+	assert_says(f->out, "pid 2147483632 alive");
+	close(f->life_fd);
 	assert_int_equal(run_here(f, "stats"), 3);
 	assert_says(f->out, "pid 2147483632 gone");
 	assert_says(f->out, "model");
@@ -393,6 +408,7 @@ int main(void)
 		test(what_is_lost_or_not_used_is_told),
 		test(the_balance_of_a_namespace_is_shown_and_judged),
 		test(json_has_every_counter_by_its_name),
+		test(a_daemon_that_is_gone_does_not_serve_however_young_its_heartbeat),
 		test(a_silent_daemon_is_told_with_its_age_and_pid),
 		test(a_pool_of_another_boot_is_dead_whatever_its_heartbeat),
 		test(start_and_stop_are_told),
