@@ -102,6 +102,9 @@ void budget_stats(struct daemon *d)
 {
 	struct kvp_stats *stats = d->pool.stats;
 
+	/* while it shrinks the pool is as large as it still is */
+	d->pool.header->pool_bytes = d->slab_bytes_total > d->budget_bytes ? d->slab_bytes_total : d->budget_bytes;
+	gauge_set(&stats->counters.pool_bytes, d->pool.header->pool_bytes);
 	stats->n_nodes = topology_n_nodes(d->topology);
 	for (unsigned i = 0; i < stats->n_nodes; i++) {
 		const struct budget_node *node = &d->nodes[i];

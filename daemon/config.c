@@ -392,6 +392,11 @@ static int config_set(struct config *config, const char *name, const char *value
 	return r < 0 ? -EINVAL : 0;
 }
 
+int config_parse_pool(struct config *config, const char *value, char message[256])
+{
+	return config_set(config, "pool", value, "resize", message);
+}
+
 /* A configuration file being read: where, and which names it has set in which line. */
 struct config_reader {
 	struct config *config;

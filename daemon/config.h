@@ -78,6 +78,9 @@ int config_parse_text(struct config *config, const char *text, const char *origi
 /** config_parse_size() - "64M", "2G", "4096"; k, M, G, T are powers of 1024. Return: 0; -EINVAL. */
 int config_parse_size(const char *text, uint64_t *bytes);
 
+/** config_parse_pool() - a new value of pool: pool_bytes and nodes. Return: 0; -EINVAL. */
+int config_parse_pool(struct config *config, const char *value, char message[256]);
+
 /** config_check() - do the values fit each other? Return: 0; -EINVAL. */
 int config_check(struct config *config, char message[256]);
 

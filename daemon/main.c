@@ -22,6 +22,7 @@
 #include "log.h"
 #include "namespace.h"
 #include "peer.h"
+#include "resize.h"
 #include "session.h"
 #include "slab.h"
 #include "tier.h"
@@ -220,6 +221,8 @@ static int daemon_start(struct daemon *d, char message[256])
 		ns_file_load_all(d);
 	pool_progress(&d->pool, "opening the spill store");
 	r = tier_start(d, message);
+	if (r == 0)
+		r = resize_start(d);
 	return r < 0 ? r : peer_start(d, message);
 }
 
@@ -231,6 +234,7 @@ static void daemon_stop(struct daemon *d)
 	sd_notify(0, "STOPPING=1");
 	if (d->listeners)
 		peer_stop(d);
+	resize_stop(d);
 	tier_stop(d);
 	for (struct ns *ns = d->namespaces; ns; ns = ns->next)
 		blocks += atomic_load(&ns->row->counters.published);

@@ -22,6 +22,7 @@
 #include "kvpool_desc.h"
 #include "log.h"
 #include "namespace.h"
+#include "resize.h"
 #include "session.h"
 #include "shm.h"
 #include "slab.h"
@@ -266,6 +267,7 @@ void peer_bury(struct daemon *d)
 		*at = peer->next;
 		d->n_peers--;
 		tier_peer_gone(d, peer);
+		resize_peer_gone(d, peer);
 		if (peer->session) {
 			struct session *s = peer->session;
 
@@ -611,7 +613,15 @@ static void on_admin(struct peer *peer, const struct kvp_msg *msg, const void *b
 			peer->d->config.admin_socket);
 		return;
 	}
-	if (n != sizeof(admin)) {
+	if (msg->type == KVP_MSG_RESIZE && n == sizeof(struct kvp_wire_resize)) {
+		struct kvp_wire_resize resize;
+
+		memcpy(&resize, body, sizeof(resize));
+		resize.pool[sizeof(resize.pool) - 1] = 0;
+		resize_ask(peer->d, peer, msg->id, resize.pool, resize.deadline_ns);
+		return;
+	}
+	if (n != sizeof(admin) || msg->type == KVP_MSG_RESIZE) {
 		peer_close(peer, "its request has the wrong length");
 		return;
 	}
@@ -702,6 +712,7 @@ void peer_message(struct peer *peer, const void *packet, size_t bytes)
 	case KVP_MSG_DRAIN:
 	case KVP_MSG_PURGE:
 	case KVP_MSG_EVICT:
+	case KVP_MSG_RESIZE:
 		on_admin(peer, &msg, body, n);
 		return;
 	default:

@@ -719,9 +719,45 @@ static int slab_populate(struct daemon *d, char message[256])
 	return message[0] || failed ? -ENOSPC : 0;
 }
 
+bool slab_release_spare(struct daemon *d, uint32_t i)
+{
+	struct slab *spare = slab_find_spare(d, 0, i);
+
+	if (!spare)
+		return false;
+	slab_begin(d, slab_destroy(d, spare), 0, i, 0);
+	return true;
+}
+
+bool slab_make_spare(struct daemon *d, uint32_t i)
+{
+	return slab_has_place(d) && slab_begin(d, NULL, d->pool.header->slab_bytes, i, 0);
+}
+
+int slab_check_room(uint64_t bytes, uint64_t more, char message[256])
+{
+	uint64_t limit = cgroup_limit(), room = shm_free_bytes();
+
+	if (bytes > limit) {
+		snprintf(message, 256,
+			"--pool %" PRIu64 " is more than this cgroup's memory limit of %" PRIu64
+			": raise the limit (MemoryMax=), or give a smaller --pool",
+			bytes, limit);
+		return -ENOMEM;
+	}
+	if (more > room) {
+		snprintf(message, 256,
+			SHM_DIR " has %" PRIu64 " bytes free, --pool needs %" PRIu64
+				" more: enlarge it (mount -o remount,size=...), or give a smaller --pool",
+			room, more);
+		return -ENOSPC;
+	}
+	return 0;
+}
+
 int slab_start(struct daemon *d, char message[256])
 {
-	uint64_t limit = cgroup_limit(), missing;
+	uint64_t missing;
 	int r;
 
 	d->slabs = calloc(d->pool.header->max_places, sizeof(*d->slabs));
@@ -730,13 +766,9 @@ int slab_start(struct daemon *d, char message[256])
 	r = budget_start(d, message);
 	if (r < 0)
 		return r;
-	if (d->budget_bytes > limit) {
-		snprintf(message, 256,
-			"--pool %" PRIu64 " is more than this cgroup's memory limit of %" PRIu64
-			": raise the limit (MemoryMax=), or give a smaller --pool",
-			d->config.pool_bytes, limit);
-		return -ENOMEM;
-	}
+	r = slab_check_room(d->budget_bytes, 0, message);
+	if (r < 0)
+		return r;
 	if (d->pool.found) {
 		shm_remove_all(d->pool.uuid, slab_keep_object, d);
 		for (uint32_t i = 0; i < d->pool.header->max_places; i++)
@@ -744,16 +776,9 @@ int slab_start(struct daemon *d, char message[256])
 				slab_adopt(d, i);
 	}
 	for (unsigned i = 0; i < topology_n_nodes(d->topology); i++)
-		for (struct slab *spare; budget_over(d, i) && (spare = slab_find_spare(d, 0, i));)
-			slab_begin(d, slab_destroy(d, spare), 0, i, 0);
+		while (budget_over(d, i) && slab_release_spare(d, i))
+			;
 	slab_settle(d);
-	if (d->slab_bytes_total > d->config.pool_bytes) {
-		snprintf(message, 256,
-			"the pool kept in memory holds %" PRIu64 " bytes of blocks, more than --pool %" PRIu64
-			": start with the old size, or drop it with kvctl purge",
-			d->slab_bytes_total, d->config.pool_bytes);
-		return -ENOSPC;
-	}
 	missing = slab_missing(d);
 	if (missing > slab_free_places(d)) {
 		snprintf(message, 256,
@@ -763,13 +788,9 @@ int slab_start(struct daemon *d, char message[256])
 			d->pool.header->slab_bytes, d->config.pool_bytes);
 		return -ENOSPC;
 	}
-	if (missing * d->pool.header->slab_bytes > shm_free_bytes()) {
-		snprintf(message, 256,
-			SHM_DIR " has %" PRIu64 " bytes free, --pool needs %" PRIu64
-				" more: enlarge it (mount -o remount,size=...), or give a smaller --pool",
-			shm_free_bytes(), missing * d->pool.header->slab_bytes);
-		return -ENOSPC;
-	}
+	r = slab_check_room(d->budget_bytes, missing * d->pool.header->slab_bytes, message);
+	if (r < 0)
+		return r;
 	return slab_populate(d, message);
 }
 

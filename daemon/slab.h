@@ -54,6 +54,12 @@ bool slab_request(struct daemon *d, uint64_t bytes, uint32_t node, bool only_the
 /** slab_give() - the slab leaves whoever had it, and one of @bytes for a namespace is made of it: ns_slab_came() follows.
  *  Return: false: it is not enough for that; a spare one of the usual size takes its room in the budget. */
 bool slab_give(struct daemon *d, struct slab *slab, uint64_t bytes, uint64_t for_ns);
+/** slab_release_spare() - a spare one of node @i goes, and its memory. Return: false: there is none. */
+bool slab_release_spare(struct daemon *d, uint32_t i);
+/** slab_make_spare() - one more there. Return: false: it cannot be begun. */
+bool slab_make_spare(struct daemon *d, uint32_t i);
+/** slab_check_room() - do /dev/shm and the cgroup hold a pool of @bytes, @more than now? Return: 0; -ENOMEM; -ENOSPC. */
+int slab_check_room(uint64_t bytes, uint64_t more, char message[256]);
 /** slab_settle() - at the start and in tests: wait for all that is being made */
 void slab_settle(struct daemon *d);
 /** slab_set_use() - move its row to another user */

@@ -463,8 +463,8 @@ static bool tier_may_empty(struct ns *donor, const struct slab *slab)
 	return true;
 }
 
-/* The slab of @donor with the fewest blocks, if there is room for them in its others. */
-static struct slab *tier_slab_to_empty(struct ns *donor)
+/* The slab of @donor (on @node) with the fewest blocks, if there is room for them in its others. */
+static struct slab *tier_slab_to_empty(struct ns *donor, uint32_t node)
 {
 	struct slab *best = NULL;
 
@@ -473,8 +473,8 @@ static struct slab *tier_slab_to_empty(struct ns *donor)
 	for (uint32_t place = 0; place < donor->head->max_places; place++) {
 		struct slab *slab = donor->d->slabs[place];
 
-		if (slab && slab->ns == donor && !slab->withdrawn && (!best || slab->n_free > best->n_free) &&
-			tier_may_empty(donor, slab))
+		if (slab && slab->ns == donor && !slab->withdrawn && (node == TOPOLOGY_ANY || slab->node == node) &&
+			(!best || slab->n_free > best->n_free) && tier_may_empty(donor, slab))
 			best = slab;
 	}
 	return best;
@@ -482,13 +482,13 @@ static struct slab *tier_slab_to_empty(struct ns *donor)
 
 /* Empty one slab of @donor by moving its blocks to its other slabs, a piece a call. Return: true: it is empty, and gone to
    @heir. */
-static bool tier_empty_slab(struct ns *donor, struct ns *heir)
+static bool tier_empty_slab(struct ns *donor, struct ns *heir, uint32_t node)
 {
 	uint32_t width = donor->head->slots_per_slab;
 	uint64_t moved = 0;
 
 	if (!donor->emptying) {
-		donor->emptying = tier_slab_to_empty(donor);
+		donor->emptying = tier_slab_to_empty(donor, node);
 		if (!donor->emptying)
 			return false;
 		slab_withdraw(donor->emptying);
@@ -589,17 +589,56 @@ static struct ns *tier_largest_donor(struct ns *ns)
 	return donor;
 }
 
-static bool tier_steal(struct ns *ns, struct ns *donor)
+/* Work on emptying a slab of @donor for @heir, or for nobody. */
+static bool tier_take_slab(struct ns *donor, struct ns *heir, uint32_t node)
 {
-	if (!donor)
-		return false;
 	tier_evict_oldest(
 		donor, donor->head->slots_per_slab - (donor->emptying ? donor->emptying->n_free : 0), STEAL_LOOKS_MAX);
-	if (tier_empty_slab(donor, ns))
+	if (tier_empty_slab(donor, heir, node))
 		return true;
 	if (!donor->emptying && !donor->n_writing)
 		donor->keeps_until_ns = loop_now() + STEAL_NS; /* all in use: ask others meanwhile */
 	return false;
+}
+
+static bool tier_steal(struct ns *ns, struct ns *donor)
+{
+	return donor && tier_take_slab(donor, ns, TOPOLOGY_ANY);
+}
+
+/* Who has memory on the node and misses it least: nobody uses it, or its oldest block has been unused for longest. */
+static struct ns *tier_shrink_donor(struct daemon *d, uint32_t node)
+{
+	struct ns *donor = NULL, *last = NULL;
+	uint64_t now = loop_now();
+	uint32_t oldest = 0;
+
+	for (uint32_t place = 0; place < d->pool.header->max_places; place++) {
+		struct slab *slab = d->slabs[place];
+		struct ns *ns = slab && slab->node == node ? slab->ns : NULL;
+		uint32_t age;
+
+		if (!ns || ns == last)
+			continue;
+		last = ns;
+		if (ns->emptying || (!ns->n_members && !ns->n_based))
+			return ns; /* what is begun first */
+		if ((int64_t)(now - ns->keeps_until_ns) < 0)
+			continue;
+		age = tier_oldest_age(ns);
+		if (!donor || age > oldest) {
+			donor = ns;
+			oldest = age;
+		}
+	}
+	return donor;
+}
+
+bool tier_shrink(struct daemon *d, uint32_t i)
+{
+	struct ns *donor = tier_shrink_donor(d, i);
+
+	return donor && tier_take_slab(donor, NULL, i);
 }
 
 uint64_t tier_make_room(struct ns *ns, uint64_t want, uint32_t node)

@@ -49,6 +49,9 @@ void tier_drain(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t d
 /** tier_evict() - KVP_MSG_EVICT: @n blocks of @ns_id (0: of all), those that are written first included, by the deadline */
 void tier_evict(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t ns_id, uint64_t n, uint64_t deadline_ns);
 
+/** tier_shrink() - empty a slab on node @i, a piece a call. Return: true: it is empty, and gone. */
+bool tier_shrink(struct daemon *d, uint32_t i);
+
 /** tier_cold_forget() - the caller dropped its entry: the record is garbage */
 void tier_cold_forget(struct daemon *d, spill_place place);
 /** tier_stats() - copy the store's numbers into the counters */

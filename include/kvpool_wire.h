@@ -39,6 +39,9 @@ enum kvp_msg_type {
 	KVP_MSG_DRAIN = 32, /* operators: kvp_wire_admin       -> kvp_wire_admin_done */
 	KVP_MSG_PURGE = 33, /* operators: kvp_wire_admin       -> kvp_wire_admin_done, then the daemon ends */
 	KVP_MSG_EVICT = 34, /* operators: kvp_wire_admin       -> kvp_wire_admin_done */
+	KVP_MSG_RESIZE =
+		35, /* operators: kvp_wire_resize     -> kvp_wire_admin_done: n_done bytes in slabs, n_left bytes
+				that are too much and cannot go yet, n_failed bytes that could not be added */
 	KVP_MSG_REPLY = 0x8000,
 };
 
@@ -181,6 +184,11 @@ struct kvp_wire_admin {
 	uint64_t deadline_ns;
 	uint64_t ns_id; /* 0: all */
 	uint64_t n; /* EVICT: blocks; UINT64_MAX: all that may go */
+};
+
+struct kvp_wire_resize {
+	uint64_t deadline_ns;
+	char pool[1024]; /* as kvpoold's --pool */
 };
 
 /* A reader takes the fields that came and zeroes for the rest. */

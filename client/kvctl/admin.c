@@ -129,20 +129,17 @@ static int answer_check(
 	return 0;
 }
 
-int admin_ask(int fd, const char *what, uint16_t type, const struct kvp_wire_admin *ask, uint64_t deadline_ns,
+int admin_ask(int fd, const char *what, uint16_t type, const void *ask, size_t ask_bytes, uint64_t deadline_ns,
 	struct kvp_wire_admin_done *done)
 {
-	struct {
-		struct kvp_msg msg;
-		struct kvp_wire_admin body;
-	} packet = {
-		.msg = {.magic = KVP_WIRE_MAGIC, .type = type, .bytes = sizeof(packet), .id = 1},
-		.body = *ask,
-	};
+	struct kvp_msg head = {
+		.magic = KVP_WIRE_MAGIC, .type = type, .bytes = (uint32_t)(sizeof(head) + ask_bytes), .id = 1};
+	struct iovec iov[2] = {{&head, sizeof(head)}, {(void *)(uintptr_t)ask, ask_bytes}};
+	struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2};
 	uint64_t note_ns = now_ns() + NOTE_NS;
 	char answer[4096];
 
-	if (send(fd, &packet, sizeof(packet), MSG_NOSIGNAL) < 0)
+	if (sendmsg(fd, &msg, MSG_NOSIGNAL) < 0)
 		return errno == EAGAIN ? -ETIMEDOUT : -errno;
 	for (;;) {
 		uint64_t now = now_ns(), until = note_ns && note_ns < deadline_ns ? note_ns : deadline_ns;
@@ -171,10 +168,11 @@ int admin_ask(int fd, const char *what, uint16_t type, const struct kvp_wire_adm
 	}
 }
 
-/* One operator's message, from connect to answer. Return: 0; exit code (said). */
-static int admin_do(const struct options *options, const char *admin, uint16_t type, struct kvp_wire_admin *ask,
+/* One operator's message, from connect to answer. @ask begins with its deadline. Return: 0; exit code (said). */
+static int admin_do(const struct options *options, const char *admin, uint16_t type, void *ask, size_t ask_bytes,
 	uint64_t limit_ns, struct kvp_wire_admin_done *done)
 {
+	uint64_t deadline_ns;
 	char path[KVP_SOCKET_MAX];
 	int r = admin_socket_path(options, admin, path);
 	int fd;
@@ -186,8 +184,9 @@ static int admin_do(const struct options *options, const char *admin, uint16_t t
 		admin_complain(options->command, path, fd);
 		return admin_nobody(fd) || fd == -ETIMEDOUT ? KVCTL_DOWN : KVCTL_FAILED;
 	}
-	ask->deadline_ns = now_ns() + limit_ns;
-	r = admin_ask(fd, options->command, type, ask, ask->deadline_ns + ANSWER_GRACE_NS, done);
+	deadline_ns = now_ns() + limit_ns;
+	memcpy(ask, &deadline_ns, sizeof(deadline_ns));
+	r = admin_ask(fd, options->command, type, ask, ask_bytes, deadline_ns + ANSWER_GRACE_NS, done);
 	close(fd);
 	if (r < 0)
 		admin_complain(options->command, path, r);
@@ -226,7 +225,7 @@ int drain_command(int argc, char **argv)
 	}
 	if (c != OPTION_END)
 		return option_exit(c);
-	r = admin_do(&options, admin, KVP_MSG_DRAIN, &ask, limit_ns, &done);
+	r = admin_do(&options, admin, KVP_MSG_DRAIN, &ask, sizeof(ask), limit_ns, &done);
 	if (r)
 		return r;
 	printf("drained: %" PRIu64 " blocks written, %" PRIu64 " left", done.n_done, done.n_left);
@@ -295,8 +294,50 @@ int evict_command(int argc, char **argv)
 		return option_exit(option_wrong(&options, "N", argv[optind], "a number of blocks, 1 at least"));
 	r = ns ? evict_ns(&options, ns, &ask.ns_id) : 0;
 	if (!r)
-		r = admin_do(&options, admin, KVP_MSG_EVICT, &ask, limit_ns, &done);
+		r = admin_do(&options, admin, KVP_MSG_EVICT, &ask, sizeof(ask), limit_ns, &done);
 	return r ? r : evict_print(ask.n, &done);
+}
+
+static int resize_print(const struct kvp_wire_admin_done *done)
+{
+	char a[QUANTITY_ROOM], b[QUANTITY_ROOM];
+
+	printf("resized: %s in slabs", quantity_bytes(a, done->n_done));
+	if (done->n_left)
+		printf("; %s too much are held, or not written yet: they go as soon as they can",
+			quantity_bytes(b, done->n_left));
+	if (done->n_failed)
+		printf("; %s could not be added: the daemon's log says why", quantity_bytes(b, done->n_failed));
+	printf("\n");
+	return output_end(done->n_left || done->n_failed ? KVCTL_FAILED : KVCTL_DONE);
+}
+
+int resize_command(int argc, char **argv)
+{
+	static const struct option longs[] = {OPTION_POOL, {"deadline", required_argument, NULL, 'd'},
+		{"admin", required_argument, NULL, 'a'}, OPTION_LAST};
+	struct options options = {.command = "resize", .longs = longs, .argc = argc, .argv = argv, .max_rest = 1};
+	uint64_t limit_ns = 30 * SECOND_NS;
+	struct kvp_wire_admin_done done;
+	struct kvp_wire_resize ask = {0};
+	const char *admin = NULL;
+	int c, r;
+
+	while ((c = option_next(&options)) >= 0) {
+		if (c == 'a')
+			admin = optarg;
+		if (c == 'd' && quantity_parse_seconds(optarg, &limit_ns) < 0)
+			return option_exit(option_wrong(&options, "--deadline", optarg, "a number of seconds"));
+	}
+	if (c != OPTION_END)
+		return option_exit(c);
+	if (optind >= argc || strlen(argv[optind]) >= sizeof(ask.pool)) {
+		complain("resize: give the size of the pool, or of nodes: 64G, or node0=64G,node2=128G");
+		return KVCTL_USAGE;
+	}
+	strcpy(ask.pool, argv[optind]);
+	r = admin_do(&options, admin, KVP_MSG_RESIZE, &ask, sizeof(ask), limit_ns, &done);
+	return r ? r : resize_print(&done);
 }
 
 /* Until it serves or time is up; the library's own back-off would make us late. */

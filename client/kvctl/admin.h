@@ -19,7 +19,7 @@ bool admin_nobody(int error);
 /** admin_complain() - say what went wrong with @what */
 void admin_complain(const char *what, const char *path, int error);
 /** admin_ask() - one message and its answer by the deadline; a wait of more than a second is told. Return: 0; 1: refused (said); -ETIMEDOUT; -EPROTO; -errno. */
-int admin_ask(int fd, const char *what, uint16_t type, const struct kvp_wire_admin *ask, uint64_t deadline_ns,
+int admin_ask(int fd, const char *what, uint16_t type, const void *ask, size_t ask_bytes, uint64_t deadline_ns,
 	struct kvp_wire_admin_done *done);
 
 #endif

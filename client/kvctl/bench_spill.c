@@ -71,7 +71,7 @@ static int drain(const struct bench *bench)
 		admin_complain("bench", path, fd);
 		return KVCTL_FAILED;
 	}
-	r = admin_ask(fd, "bench", KVP_MSG_DRAIN, &ask, ask.deadline_ns + WAIT_NS, &done);
+	r = admin_ask(fd, "bench", KVP_MSG_DRAIN, &ask, sizeof(ask), ask.deadline_ns + WAIT_NS, &done);
 	close(fd);
 	if (r < 0)
 		admin_complain("bench", path, r);

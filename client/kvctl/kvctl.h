@@ -34,6 +34,7 @@ int ping_command(int argc, char **argv);
 int purge_command(int argc, char **argv);
 int drain_command(int argc, char **argv);
 int evict_command(int argc, char **argv);
+int resize_command(int argc, char **argv);
 int plan_command(int argc, char **argv);
 int bench_command(int argc, char **argv);
 

@@ -40,6 +40,10 @@ static const struct command commands[] = {
 		"drop N blocks from memory, or all that nobody holds",
 		POOL_HELP "  --admin PATH    the admin socket (socket + .admin)\n"
 			  "  --ns NAME|ID    of this namespace only\n"},
+	{"resize", resize_command, "[--deadline SECONDS] SIZE|nodeN=SIZE,...",
+		"make the pool larger or smaller while it serves",
+		POOL_HELP "  --admin PATH    the admin socket (socket + .admin)\n"
+			  "  --deadline S    answer then, whatever is left (30)\n"},
 	{"purge", purge_command, "[--deadline SECONDS]", "remove the pool from memory, its daemon too",
 		POOL_HELP "  --admin PATH    the admin socket (socket + .admin)\n"
 			  "  --deadline S    do not wait longer for the daemon (10)\n"

@@ -216,7 +216,7 @@ static int purge_by_daemon(
 		if (stat(path, &st) < 0)
 			path[0] = 0;
 	}
-	r = admin_ask(fd, "purge", KVP_MSG_PURGE, &ask, deadline_ns, &done);
+	r = admin_ask(fd, "purge", KVP_MSG_PURGE, &ask, sizeof(ask), deadline_ns, &done);
 	if (r < 0)
 		admin_complain("purge", admin_path, r);
 	if (r == -ETIMEDOUT)
