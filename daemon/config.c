@@ -159,7 +159,10 @@ static const struct option_row *config_find(const char *name, const char **neare
 
 	*nearest = NULL;
 	for (size_t i = 0; i < N_OPTIONS; i++) {
-		size_t distance = config_distance(name, options[i].name);
+		size_t n = strlen(name), distance = config_distance(name, options[i].name);
+
+		if (n && distance && !strncmp(options[i].name, name, n))
+			distance = 1; /* what was cut short is nearer than what is as short */
 
 		if (!distance)
 			return &options[i];
@@ -366,6 +369,33 @@ static const char *config_example(enum option_kind kind)
 	}
 }
 
+static void config_size_text(uint64_t bytes, char text[24])
+{
+	static const char *const units[] = {"", "k", "M", "G", "T"};
+	unsigned unit = 0;
+
+	while (bytes && !(bytes & 1023) && unit < 4) {
+		bytes >>= 10;
+		unit++;
+	}
+	snprintf(text, 24, "%" PRIu64 "%s", bytes, units[unit]);
+}
+
+static void config_say_range(const struct option_row *row, const char *value, const char *origin, char message[256])
+{
+	char min[24], max[24];
+
+	snprintf(min, sizeof(min), "%" PRIu64, row->min);
+	snprintf(max, sizeof(max), "%" PRIu64, row->max);
+	if (row->kind == OPTION_OCTAL)
+		snprintf(max, sizeof(max), "%" PRIo64, row->max);
+	if (row->kind != OPTION_OCTAL && row->kind != OPTION_NUMBER) {
+		config_size_text(row->min, min);
+		config_size_text(row->max, max);
+	}
+	snprintf(message, 256, "%.100s: %s = \"%.60s\" is out of range (%s to %s)", origin, row->name, value, min, max);
+}
+
 static int config_set(struct config *config, const char *name, const char *value, const char *origin, char message[256])
 {
 	const char *nearest;
@@ -382,8 +412,7 @@ static int config_set(struct config *config, const char *name, const char *value
 		snprintf(message, 256, "%s: listen: at most %d of them, each at most 255 bytes long", origin,
 			CONFIG_LISTEN_MAX);
 	else if (r == -ERANGE && row->kind != OPTION_TEXT)
-		snprintf(message, 256, "%s: %s = \"%.60s\" is out of range (%" PRIu64 " to %" PRIu64 ")", origin, name,
-			value, row->min, row->max);
+		config_say_range(row, value, origin, message);
 	else if (r == -ERANGE)
 		snprintf(message, 256, "%s: %s is %zu bytes long, at most %" PRIu64 " fit: use a shorter one", origin,
 			name, strlen(value), row->max - 1);
@@ -554,6 +583,8 @@ static void config_help(void)
 	printf("  --help, --version\n\nSizes: 4096, 64M, 2G (powers of 1024).\n");
 }
 
+#define OPTION_CODE 256 /* each its own: getopt_long() takes what is cut short for the first of those that share one */
+
 /* Flags are read twice: first for --config, then all, so that flags win over the file. */
 static int config_scan(struct config *config, int argc, char **argv, bool only_file, char message[256])
 {
@@ -562,11 +593,11 @@ static int config_scan(struct config *config, int argc, char **argv, bool only_f
 
 	memset(longs, 0, sizeof(longs));
 	for (size_t i = 0; i < N_OPTIONS; i++)
-		longs[i] = (struct option){options[i].name, required_argument, NULL, 1};
+		longs[i] = (struct option){options[i].name, required_argument, NULL, OPTION_CODE + (int)i};
 	longs[N_OPTIONS] = (struct option){"help", no_argument, NULL, 'h'};
 	longs[N_OPTIONS + 1] = (struct option){"version", no_argument, NULL, 'v'};
 	opterr = 0;
-	optind = 1;
+	optind = 0; /* anew: 1 would keep where an earlier scan had moved non-options to */
 	while ((c = getopt_long(argc, argv, ":hv", longs, &index)) != -1) {
 		if (c == 'h') {
 			config_help();

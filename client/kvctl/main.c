@@ -94,6 +94,25 @@ static const struct command *command_find(const char *name)
 	return NULL;
 }
 
+/* The one that begins most alike; "": none does. */
+static const char *command_like(const char *name)
+{
+	const char *best = "";
+	size_t most = 1; /* one letter alike is none */
+
+	for (size_t i = 0; i < N_COMMANDS; i++) {
+		size_t n = 0;
+
+		while (name[n] && name[n] == commands[i].name[n])
+			n++;
+		if (n > most) {
+			most = n;
+			best = commands[i].name;
+		}
+	}
+	return best;
+}
+
 static void usage_all(FILE *to)
 {
 	fprintf(to, "usage: kvctl COMMAND [OPTION]...\n\nLooks at and runs a kvpool; see kvctl(1).\n\n");
@@ -137,14 +156,19 @@ int main(int argc, char **argv)
 	}
 	if (!strcmp(argv[1], "help") || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))
 		return help_command(argc - 1, argv + 1);
-	if (!strcmp(argv[1], "--version")) {
+	if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "version")) {
 		printf("kvctl %d.%d\n", KVP_VERSION_MAJOR, KVP_VERSION_MINOR);
 		return output_end(KVCTL_DONE);
 	}
 	command = command_find(argv[1]);
 	if (!command) {
-		complain("%s \"%s\"; kvctl help lists the commands",
-			argv[1][0] == '-' ? "the command comes first, not" : "no command", argv[1]);
+		const char *like = command_like(argv[1]);
+
+		if (argv[1][0] == '-')
+			complain("the command comes first, not \"%s\"; kvctl help lists the commands", argv[1]);
+		else
+			complain("no command \"%s\"%s%s%s kvctl help lists the commands", argv[1],
+				like[0] ? "; did you mean \"" : ";", like, like[0] ? "\"?" : "");
 		return KVCTL_USAGE;
 	}
 	return command->run(argc - 1, argv + 1);

@@ -220,8 +220,10 @@ static int plan_set_number(const struct options *options, const struct plan_numb
 		char wanted[96], name[32];
 
 		snprintf(name, sizeof(name), "--%s", number->name);
-		snprintf(wanted, sizeof(wanted), "%s from 1 to %" PRIu64, number->size ? "a size" : "a number",
-			number->max);
+		if (number->size)
+			snprintf(wanted, sizeof(wanted), "a size: use 4096, 64M, 2G");
+		else
+			snprintf(wanted, sizeof(wanted), "a number from 1 to %" PRIu64, number->max);
 		return option_wrong(options, name, value, wanted);
 	}
 	if (!strcmp(number->name, "hidden"))

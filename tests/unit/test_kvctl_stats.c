@@ -391,6 +391,9 @@ static void wrong_words_are_refused_with_a_hint(void **state)
 	assert_int_equal(run(f, "stats", "more"), 2);
 	assert_int_equal(run(f, "stats", "--watch=x"), 2);
 	assert_int_equal(run(f, "stat"), 2);
+	assert_says(f->err, "no command \"stat\"; did you mean \"stats\"?");
+	assert_int_equal(run(f, "xyz"), 2);
+	assert_says(f->err, "no command \"xyz\"; kvctl help lists");
 	assert_int_equal(run(f, "--json", "stats"), 2);
 	assert_says(f->err, "comes first");
 	assert_int_equal(run(f, "help", "stats"), 0);
