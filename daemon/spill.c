@@ -193,7 +193,7 @@ int spill_write(struct spill *spill, const struct spill_record *record, const vo
 		health_full(spill, ENOSPC);
 	if (i < 0)
 		return (int)i;
-	index = segment_add(&spill->segments[i], spill->segments[i].used, span, RECORD_WRITING);
+	index = segment_add(&spill->segments[i], spill->segments[i].used, record, RECORD_WRITING);
 	if (index < 0)
 		return -EAGAIN;
 	t = transfer_new(spill, TRANSFER_WRITE, done, owner);
@@ -302,6 +302,8 @@ static void flush_done(struct io_op *op, int64_t res)
 	for (uint32_t i = 0; res >= 0 && i < spill->n_present; i++)
 		if (spill->segments[i].dirty_serial <= t->serial)
 			spill->segments[i].dirty = false;
+	if (res >= 0)
+		seal_ready(spill);
 	transfer_end(t, (int)res, 0);
 }
 
@@ -343,6 +345,12 @@ static int spill_make_transfers(struct spill *spill)
 	return 0;
 }
 
+static void segment_release(struct segment *segment)
+{
+	free(segment->records);
+	free(segment->index);
+}
+
 static int spill_make_segments(struct spill *spill)
 {
 	uint64_t segment_bytes = spill->file.super.segment_bytes;
@@ -369,7 +377,7 @@ static void spill_free(struct spill *spill)
 	io_close(spill->io);
 	spill_file_close(&spill->file);
 	for (uint32_t i = 0; spill->segments && i < spill->n_segments; i++)
-		free(spill->segments[i].records);
+		segment_release(&spill->segments[i]);
 	free(spill->segments);
 	free(spill->transfers);
 	free(spill->heads);
@@ -387,7 +395,7 @@ static int spill_remake(struct spill *spill)
 	log_info("spill store %s: nothing was in it, so it is made anew with segments of %" PRIu64 " bytes",
 		spill->file.path, spill->file.super.segment_bytes);
 	for (uint32_t i = 0; i < spill->n_segments; i++)
-		free(spill->segments[i].records);
+		segment_release(&spill->segments[i]);
 	free(spill->segments);
 	spill->segments = NULL;
 	return spill_make_segments(spill);
@@ -419,6 +427,7 @@ static int spill_start(struct spill *spill, char message[256])
 		segment_allocate(spill);
 	while (spill->allocating)
 		io_wait(spill->io, loop_now() + SPILL_SECOND);
+	spill_flush_own(spill); /* then what a crash left unsealed is sealed */
 	return 0;
 }
 
@@ -479,8 +488,12 @@ void spill_close(struct spill *spill)
 		return;
 	wait_ns = spill->opts.close_ms ? spill->opts.close_ms * 1000000ull : CLOSE_WAIT_NS;
 	deadline_ns = loop_now() + wait_ns;
-	if (spill_settle(spill, deadline_ns) && spill->free_transfers)
-		spill_flush_own(spill);
+	if (spill_settle(spill, deadline_ns) && spill->free_transfers) {
+		if (spill->open != SPILL_NO_SEGMENT)
+			segment_close(spill); /* flushes, then seals */
+		else
+			spill_flush_own(spill);
+	}
 	if (spill_settle(spill, deadline_ns)) {
 		spill_free(spill);
 		return;

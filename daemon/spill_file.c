@@ -172,10 +172,11 @@ static uint64_t choose_segment_bytes(const struct spill_opts *opts)
 	if (bytes > 64 << 20)
 		bytes = 64 << 20;
 	if (opts->largest_block) {
-		/* no more than the rest of a record lies idle at the end */
+		/* no more than the rest of a record lies idle at the end, beside the seal */
 		uint64_t n = bytes > record ? (bytes - SPILL_PAGE) / record : 1;
 
-		bytes = SPILL_PAGE + (n ? n : 1) * record;
+		n = n ? n : 1;
+		bytes = SPILL_PAGE + n * record + seal_bytes(n);
 	}
 	if (bytes < SPILL_SEGMENT_MIN)
 		bytes = SPILL_SEGMENT_MIN;

@@ -9,6 +9,7 @@
 #define SPILL_SUPER_MAGIC 0x45524f545350564bull /* "KVPSTORE" */
 #define SPILL_SEGMENT_MAGIC 0x544d47455350564bull /* "KVPSEGMT" */
 #define SPILL_RECORD_MAGIC 0x445243455250564bull /* "KVPRECRD" */
+#define SPILL_SEAL_MAGIC 0x444c41455350564bull /* "KVPSEALD" */
 
 /* What all three kinds of page begin with. */
 struct spill_disk_head {
@@ -180,5 +181,68 @@ int spill_record_decode(
 	record->bytes = bytes;
 	record->used_tokens = le32toh(disk->used_tokens);
 	record->flags = le32toh(disk->flags);
+	return 0;
+}
+
+void spill_entry_encode(struct spill_disk_entry *entry, const struct spill_record *record, uint32_t page)
+{
+	*entry = (struct spill_disk_entry){.ns_id = htole64(record->ns_id),
+		.bytes = htole64(record->bytes),
+		.used_tokens = htole32(record->used_tokens),
+		.flags = htole32(record->flags),
+		.page = htole32(page)};
+	for (int i = 0; i < 2; i++) {
+		entry->key[i] = htole64(record->key.w[i]);
+		entry->parent[i] = htole64(record->parent.w[i]);
+	}
+}
+
+int spill_entry_decode(
+	const struct spill_disk_entry *entry, uint64_t from, uint64_t to, struct spill_record *record, uint32_t *page)
+{
+	uint64_t bytes = le64toh(entry->bytes), off = (uint64_t)le32toh(entry->page) * SPILL_PAGE;
+
+	if (off < from || off > to || !bytes || bytes > to - off || spill_span(bytes) > to - off)
+		return -EBADMSG;
+	*record = (struct spill_record){.ns_id = le64toh(entry->ns_id),
+		.bytes = bytes,
+		.used_tokens = le32toh(entry->used_tokens),
+		.flags = le32toh(entry->flags)};
+	for (int i = 0; i < 2; i++) {
+		record->key.w[i] = le64toh(entry->key[i]);
+		record->parent.w[i] = le64toh(entry->parent[i]);
+	}
+	*page = le32toh(entry->page);
+	return 0;
+}
+
+void spill_seal_encode(void *page, const struct spill_spot *spot, const struct spill_seal *seal)
+{
+	struct spill_disk_seal *disk = page;
+
+	page_begin(page, SPILL_SEAL_MAGIC, spot->uuid);
+	disk->sequence = htole64(spot->sequence);
+	disk->off = htole64(spot->off);
+	disk->used = htole64(seal->used);
+	disk->n = htole64(seal->n);
+	for (int i = 0; i < 2; i++)
+		disk->index_hash[i] = htole64(seal->index_hash.w[i]);
+	page_end(page);
+}
+
+int spill_seal_decode(const void *page, const struct spill_spot *spot, uint64_t segment_bytes, struct spill_seal *seal)
+{
+	const struct spill_disk_seal *disk = page;
+	uint64_t used = le64toh(disk->used), n = le64toh(disk->n);
+
+	if (page_check(page, SPILL_SEAL_MAGIC, spot->uuid) < 0 || le64toh(disk->sequence) != spot->sequence ||
+		le64toh(disk->off) != spot->off)
+		return -EBADMSG;
+	if (!n || n > segment_bytes / (2 * SPILL_PAGE) || used < SPILL_PAGE || used > segment_bytes ||
+		spill_index_bytes(n) + SPILL_PAGE > segment_bytes - used)
+		return -EBADMSG;
+	*seal = (struct spill_seal){.used = used, .n = n};
+	for (int i = 0; i < 2; i++)
+		seal->index_hash.w[i] = le64toh(disk->index_hash[i]);
 	return 0;
 }

@@ -63,6 +63,7 @@ static void segment_condemn(struct spill *spill, uint32_t i)
 	if (spill->open == i)
 		spill->open = SPILL_NO_SEGMENT;
 	segment->state = SEGMENT_BAD;
+	segment_forget_index(segment);
 	segment->backoff_ns = BACKOFF_MIN_NS;
 	segment->probe_at_ns = loop_now() + segment->backoff_ns;
 }

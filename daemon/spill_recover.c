@@ -1,7 +1,8 @@
 /*
- * spill_recover.c - what is in a store: read the headers of all segments, then tell the caller in the order of the log
+ * spill_recover.c - what is in a store: read the seals of all segments, then tell the caller in the order of the log
  *
- * Segments are read side by side, each from record to record: a header says how far it is to the next.  A page that is
+ * Segments are read side by side: header, seal and its entries; those without a seal of this use from record to record: a
+ * header says how far it is to the next.  A page that is
  * no record of this use of the segment is the end of the log, a write that a crash cut off, or damage: the pages behind it
  * are looked at one by one, and where a record of this use is found again, what lay between is counted as skipped.  A
  * block's bytes cannot pose as a record: they would have to name the store's UUID, which nobody is told.
@@ -20,8 +21,17 @@
 #define SCAN_BYTES 65536u /* read at once where records are small */
 #define SCAN_SMALL 32768u /* such records */
 
+enum scan_stage {
+	SCAN_LOG, /* from header to header */
+	SCAN_SEAL,
+	SCAN_INDEX,
+};
+
 struct scan {
 	struct io_op op;
+	enum scan_stage stage;
+	struct spill_seal seal;
+	uint8_t *index;
 	struct recovery *recovery;
 	bool active;
 	uint32_t segment;
@@ -34,15 +44,8 @@ struct scan {
 	uint8_t *bytes;
 };
 
-/* What was found, until it is told. */
-struct finding {
-	struct spill_record *records;
-	uint32_t n, room;
-};
-
 struct recovery {
 	struct spill *spill;
-	struct finding *findings; /* by segment */
 	uint32_t next; /* segment to be scanned */
 	uint32_t n_done;
 	uint64_t skipped_bytes;
@@ -51,22 +54,8 @@ struct recovery {
 	uint8_t *bytes;
 };
 
-static int finding_add(struct finding *finding, const struct spill_record *record)
-{
-	if (finding->n == finding->room) {
-		uint32_t room = finding->room ? 2 * finding->room : 16;
-		struct spill_record *records = realloc(finding->records, room * sizeof(*records));
-
-		if (!records)
-			return -ENOMEM;
-		finding->records = records;
-		finding->room = room;
-	}
-	finding->records[finding->n++] = *record;
-	return 0;
-}
-
 static void scan_read(struct scan *scan);
+static void scan_read_at(struct scan *scan, uint64_t at, uint8_t *bytes, uint64_t n);
 
 static void scan_start(struct scan *scan)
 {
@@ -78,6 +67,7 @@ static void scan_start(struct scan *scan)
 	scan->segment = recovery->next++;
 	scan->at = scan->have = scan->last_span = scan->gap_at = scan->torn_sequence = 0;
 	scan->shorter = false;
+	scan->stage = SCAN_LOG;
 	scan_read(scan);
 }
 
@@ -89,6 +79,7 @@ static void scan_end(struct scan *scan)
 	recovery->n_done++;
 	segment->used = scan->gap_at ? scan->gap_at : scan->at;
 	segment->state = segment->n_records ? SEGMENT_FULL : SEGMENT_EMPTY;
+	segment->dirty = segment->n_records && !segment->sealed; /* until the first flush */
 	scan_start(scan);
 }
 
@@ -163,15 +154,94 @@ static int64_t scan_header(struct scan *scan, const uint8_t *page)
 		scan_count_skipped(scan, scan->at - scan->gap_at);
 	scan->gap_at = 0;
 	scan->last_span = spill_span(record.bytes);
-	if (segment_add(&spill->segments[scan->segment], scan->at, scan->last_span, RECORD_DEAD) < 0 ||
-		finding_add(&scan->recovery->findings[scan->segment], &record) < 0)
+	if (segment_add(&spill->segments[scan->segment], scan->at, &record, RECORD_DEAD) < 0)
 		return -ENOMEM;
 	return (int64_t)scan->last_span;
 }
 
-static void scan_done(struct io_op *op, int64_t res)
+/* ---- by the seal ---- */
+
+static struct spill_spot scan_seal_spot(const struct scan *scan)
 {
-	struct scan *scan = op->owner;
+	struct spill_spot spot = scan_spot(scan);
+
+	spot.off = segment_off(scan->recovery->spill, scan->segment) + scan->recovery->spill->file.super.segment_bytes -
+		   SPILL_PAGE;
+	return spot;
+}
+
+/* No seal, or none that can be used: from header to header. */
+static void scan_without_seal(struct scan *scan)
+{
+	free(scan->index);
+	scan->index = NULL;
+	scan->stage = SCAN_LOG;
+	scan->have = 0;
+	scan_read(scan);
+}
+
+static void scan_seal_done(struct scan *scan, int64_t res)
+{
+	struct spill_spot spot = scan_seal_spot(scan);
+	uint64_t segment_bytes = scan->recovery->spill->file.super.segment_bytes;
+
+	if (res != (int64_t)SPILL_PAGE || spill_seal_decode(scan->bytes, &spot, segment_bytes, &scan->seal) < 0 ||
+		!(scan->index = aligned_alloc(SPILL_PAGE, spill_index_bytes(scan->seal.n)))) {
+		scan_without_seal(scan);
+		return;
+	}
+	scan->stage = SCAN_INDEX;
+	scan_read_at(scan, segment_bytes - SPILL_PAGE - spill_index_bytes(scan->seal.n), scan->index,
+		spill_index_bytes(scan->seal.n));
+}
+
+/* Entries in the order of the log, one behind the other. Return: 0; -EBADMSG; -ENOMEM. */
+static int scan_take_index(struct scan *scan)
+{
+	struct segment *segment = &scan->recovery->spill->segments[scan->segment];
+	const struct spill_disk_entry *entries = (const struct spill_disk_entry *)(const void *)scan->index;
+	uint64_t at = SPILL_PAGE;
+
+	for (uint64_t i = 0; i < scan->seal.n; i++) {
+		struct spill_record record;
+		uint32_t page;
+
+		if (spill_entry_decode(&entries[i], at, scan->seal.used, &record, &page) < 0)
+			return -EBADMSG;
+		at = (uint64_t)page * SPILL_PAGE + spill_span(record.bytes);
+		if (segment_add(segment, (uint64_t)page * SPILL_PAGE, &record, RECORD_DEAD) < 0)
+			return -ENOMEM;
+	}
+	return 0;
+}
+
+static void scan_index_done(struct scan *scan, int64_t res)
+{
+	struct segment *segment = &scan->recovery->spill->segments[scan->segment];
+	uint64_t n_bytes = spill_index_bytes(scan->seal.n);
+	int r = -EBADMSG;
+
+	if (res == (int64_t)n_bytes && spill_hash_equal(scan->seal.index_hash, spill_hash_data(scan->index, n_bytes)))
+		r = scan_take_index(scan);
+	if (r == -ENOMEM)
+		scan->recovery->error = r;
+	if (r == -EBADMSG) {
+		segment->n_records = 0;
+		scan_without_seal(scan);
+		return;
+	}
+	free(scan->index);
+	scan->index = NULL;
+	scan->at = scan->seal.used;
+	segment->sealed = true;
+	scan_end(scan);
+}
+
+/* ---- by the headers ---- */
+
+static void scan_log_done(struct scan *scan, int64_t res)
+{
+	struct io_op *op = &scan->op;
 	struct spill *spill = scan->recovery->spill;
 
 	if (res == -ENODATA && op->iov[0].iov_len > SPILL_PAGE) {
@@ -193,6 +263,11 @@ static void scan_done(struct io_op *op, int64_t res)
 			return;
 		}
 		scan->at += (uint64_t)span;
+		if (scan->at == SPILL_PAGE && spill->segments[scan->segment].sequence) {
+			scan->stage = SCAN_SEAL;
+			scan_read_at(scan, spill->file.super.segment_bytes - SPILL_PAGE, scan->bytes, SPILL_PAGE);
+			return;
+		}
 	}
 	if (res < 0 || scan->at + SPILL_PAGE > spill->file.super.segment_bytes)
 		scan_end(scan);
@@ -200,22 +275,43 @@ static void scan_done(struct io_op *op, int64_t res)
 		scan_read(scan);
 }
 
-static void scan_read(struct scan *scan)
+static void scan_done(struct io_op *op, int64_t res)
+{
+	struct scan *scan = op->owner;
+
+	switch (scan->stage) {
+	case SCAN_SEAL:
+		scan_seal_done(scan, res);
+		return;
+	case SCAN_INDEX:
+		scan_index_done(scan, res);
+		return;
+	default:
+		scan_log_done(scan, res);
+	}
+}
+
+static void scan_read_at(struct scan *scan, uint64_t at, uint8_t *bytes, uint64_t n)
 {
 	struct spill *spill = scan->recovery->spill;
-	bool small = scan->last_span && scan->last_span <= SCAN_SMALL;
-	uint64_t n = (small || scan->gap_at) && !scan->shorter ? SCAN_BYTES : SPILL_PAGE;
 
-	if (n > spill->file.super.segment_bytes - scan->at)
-		n = spill->file.super.segment_bytes - scan->at;
 	scan->op = (struct io_op){.kind = IO_READ,
 		.fd = spill->file.fd,
-		.off = segment_off(spill, scan->segment) + scan->at,
-		.iov[0] = {scan->bytes, n},
+		.off = segment_off(spill, scan->segment) + at,
+		.iov[0] = {bytes, n},
 		.n_iov = 1,
 		.done = scan_done,
 		.owner = scan};
 	io_submit(spill->io, &scan->op);
+}
+
+static void scan_read(struct scan *scan)
+{
+	bool small = scan->last_span && scan->last_span <= SCAN_SMALL;
+	uint64_t left = scan->recovery->spill->file.super.segment_bytes - scan->at;
+	uint64_t n = (small || scan->gap_at) && !scan->shorter ? SCAN_BYTES : SPILL_PAGE;
+
+	scan_read_at(scan, scan->at, scan->bytes, n < left ? n : left);
 }
 
 /* ---- telling ---- */
@@ -232,14 +328,18 @@ static int order_compare(const void *a, const void *b)
 	return x->sequence < y->sequence ? -1 : x->sequence > y->sequence;
 }
 
-static void tell_segment(struct spill *spill, uint32_t i, const struct finding *finding)
+static void tell_segment(struct spill *spill, uint32_t i)
 {
-	for (uint32_t k = 0; k < finding->n; k++) {
-		void *cookie = spill->opts.found(spill->opts.owner, &finding->records[k], segment_place(spill, i, k));
+	struct segment *segment = &spill->segments[i];
+
+	for (uint32_t k = 0; k < segment->n_records; k++) {
+		void *cookie = spill->opts.found(spill->opts.owner, &segment->index[k], segment_place(spill, i, k));
 
 		if (cookie)
 			segment_let_live(spill, i, k, cookie);
 	}
+	if (segment->sealed)
+		segment_forget_index(segment);
 }
 
 static int recovery_tell(struct recovery *recovery)
@@ -255,7 +355,7 @@ static int recovery_tell(struct recovery *recovery)
 			order[n++] = (struct order){spill->segments[i].sequence, i};
 	qsort(order, n, sizeof(*order), order_compare);
 	for (uint32_t k = 0; k < n; k++)
-		tell_segment(spill, order[k].segment, &recovery->findings[order[k].segment]);
+		tell_segment(spill, order[k].segment);
 	/* a start number that was lost, say in a copy put back: go on after what is there all the same */
 	if (n && order[n - 1].sequence >= spill->next_sequence)
 		spill->next_sequence = order[n - 1].sequence + 1;
@@ -300,8 +400,7 @@ int spill_recover(struct spill *spill)
 		return r;
 	recovery->spill = spill;
 	recovery->bytes = aligned_alloc(SPILL_PAGE, (size_t)SCANS * SCAN_BYTES);
-	recovery->findings = calloc(spill->n_present ? spill->n_present : 1, sizeof(*recovery->findings));
-	if (recovery->bytes && recovery->findings)
+	if (recovery->bytes)
 		r = recovery_scan(recovery);
 	if (r == 0)
 		r = recovery_tell(recovery);
@@ -310,9 +409,6 @@ int spill_recover(struct spill *spill)
 			"spill store %s: at %" PRIu64 " places, %" PRIu64
 			" bytes in all, no record could be read: damaged, or cut off by a crash; what follows them is used",
 			spill->file.path, spill->stats.skipped, recovery->skipped_bytes);
-	for (uint32_t i = 0; recovery->findings && i < spill->n_present; i++)
-		free(recovery->findings[i].records);
-	free(recovery->findings);
 	free(recovery->bytes);
 	free(recovery);
 	return r;

@@ -43,20 +43,35 @@ struct record *segment_find(struct spill *spill, spill_place place, uint32_t *i)
 
 /* ---- records ---- */
 
-int64_t segment_add(struct segment *segment, uint64_t off, uint64_t span, enum record_state state)
+int64_t segment_add(struct segment *segment, uint64_t off, const struct spill_record *record, enum record_state state)
 {
-	if (segment->n_records == segment->room) {
-		uint32_t room = segment->room ? 2 * segment->room : 16;
+	if (segment->n_records == segment->room || !segment->index) {
+		uint32_t room = segment->n_records < segment->room ? segment->room
+				: segment->room			   ? 2 * segment->room
+								   : 16;
 		struct record *records = realloc(segment->records, room * sizeof(*records));
+		struct spill_record *index;
 
 		if (!records)
 			return -ENOMEM;
 		segment->records = records;
+		index = realloc(segment->index, room * sizeof(*index));
+		if (!index)
+			return -ENOMEM;
+		segment->index = index;
 		segment->room = room;
 	}
-	segment->records[segment->n_records] = (struct record){
-		.page = (uint32_t)(off / SPILL_PAGE), .pages = (uint32_t)(span / SPILL_PAGE), .state = state};
+	segment->index[segment->n_records] = *record;
+	segment->records[segment->n_records] = (struct record){.page = (uint32_t)(off / SPILL_PAGE),
+		.pages = (uint32_t)(spill_span(record->bytes) / SPILL_PAGE),
+		.state = state};
 	return segment->n_records++;
+}
+
+void segment_forget_index(struct segment *segment)
+{
+	free(segment->index);
+	segment->index = NULL;
 }
 
 void segment_let_live(struct spill *spill, uint32_t i, uint32_t index, void *cookie)
@@ -110,6 +125,7 @@ static void segment_open(struct spill *spill, uint32_t i)
 	assert(segment->state == SEGMENT_EMPTY && !segment->n_live && !segment_is_busy(segment));
 	assert(spill->open == SPILL_NO_SEGMENT);
 	segment->state = SEGMENT_OPEN;
+	segment_forget_index(segment);
 	segment->n_records = 0;
 	segment->used = SPILL_PAGE;
 	segment->sequence = spill->next_sequence++;
@@ -220,6 +236,7 @@ static int64_t segment_reclaim(struct spill *spill)
 		if (segment->state == SEGMENT_BAD)
 			continue; /* its turn has come, but it must be proved good first */
 		segment->state = SEGMENT_EMPTY;
+		segment_forget_index(segment);
 		return i;
 	}
 	return busy ? -EAGAIN : -ENOSPC;
@@ -230,7 +247,9 @@ int64_t segment_for(struct spill *spill, uint64_t span)
 	int64_t i;
 
 	if (spill->open != SPILL_NO_SEGMENT) {
-		if (spill->segments[spill->open].used + span <= spill->file.super.segment_bytes)
+		const struct segment *open = &spill->segments[spill->open];
+
+		if (open->used + span + seal_bytes(open->n_records + 1) <= spill->file.super.segment_bytes)
 			return spill->open;
 		segment_close(spill);
 	}

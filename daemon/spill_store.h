@@ -2,7 +2,7 @@
  * spill_store.h - inside of spill.h: the store's file, its segments, its transfers
  *
  * spill.c the interface and the transfers, spill_file.c the file with its lock, superblock and alignment,
- * spill_segment.c segments and their records, spill_health.c errors, quarantine and probes, spill_recover.c the start.
+ * spill_segment.c segments and their records, spill_seal.c what makes a start short, spill_health.c errors, quarantine and probes, spill_recover.c the start.
  */
 #ifndef KVPOOL_SPILL_STORE_H
 #define KVPOOL_SPILL_STORE_H
@@ -73,6 +73,7 @@ struct record {
 struct segment {
 	enum segment_state state;
 	bool dirty; /* something was written since the last good flush */
+	bool sealed; /* as the start found it */
 	bool flush_failed; /* BAD: nothing in it counts, not even what is still being written */
 	uint32_t n_writers, n_readers; /* transfers under way */
 	uint32_t n_live, n_records, room;
@@ -82,6 +83,7 @@ struct segment {
 	uint64_t probe_at_ns,
 		backoff_ns; /* BAD; FULL and nothing lives in it: the file system had no room for it, wait */
 	struct record *records; /* in the order of the log */
+	struct spill_record *index; /* what they are, likewise; NULL: sealed, or nothing to seal */
 };
 
 /** segment_off() - where it begins in the file */
@@ -90,7 +92,9 @@ spill_place segment_place(const struct spill *spill, uint32_t i, uint32_t record
 /** segment_find() - Return: the record of a place, with *i; NULL: it is of an earlier use of the segment. */
 struct record *segment_find(struct spill *spill, spill_place place, uint32_t *i);
 /** segment_add() - append to the table. Return: index; -ENOMEM. */
-int64_t segment_add(struct segment *segment, uint64_t off, uint64_t span, enum record_state state);
+int64_t segment_add(struct segment *segment, uint64_t off, const struct spill_record *record, enum record_state state);
+/** segment_forget_index() - it is not going to be sealed (any more) */
+void segment_forget_index(struct segment *segment);
 void segment_let_live(struct spill *spill, uint32_t i, uint32_t record, void *cookie);
 /** segment_drop() - @record is dead; its cookie is told when @tell */
 void segment_drop(struct spill *spill, uint32_t i, uint32_t record, bool tell);
@@ -103,6 +107,13 @@ void segment_close(struct spill *spill);
 void segment_no_space(struct spill *spill, uint32_t i, int err);
 /** segment_allocate() - make the file one segment longer, in the background */
 void segment_allocate(struct spill *spill);
+
+/* ---- spill_seal.c ---- */
+
+/** seal_bytes() - what the seal of a segment with @n records takes of it */
+uint64_t seal_bytes(uint64_t n);
+/** seal_ready() - seal every full segment whose records are durable */
+void seal_ready(struct spill *spill);
 
 /* ---- spill_health.c ---- */
 

@@ -12,10 +12,25 @@
 
 #include "../../daemon/spill_format.h"
 
-#define CHOICE_KIND 3 /* 0 superblock, 1 segment, 2 and 3 record */
+#define CHOICE_KIND 3 /* 0 superblock, 1 segment, 2 record, 3 record, seal and entries */
 #define CHOICE_CHECKSUM 4
 #define CHOICE_OURS 8
 #define CHOICE_TIGHT 16 /* little room is left in the segment */
+
+static void try_seal(const uint8_t *page, const struct spill_spot *spot)
+{
+	const struct spill_disk_entry *entries = (const struct spill_disk_entry *)(const void *)page;
+	uint64_t to = spot->room / SPILL_PAGE * SPILL_PAGE, bytes = SPILL_SEGMENT_MAX;
+	struct spill_record record;
+	struct spill_seal seal;
+	uint32_t at;
+
+	if (spill_seal_decode(page, spot, bytes, &seal) == 0)
+		must(seal.n > 0 && seal.used + spill_index_bytes(seal.n) + SPILL_PAGE <= bytes);
+	for (unsigned i = 0; i < SPILL_PAGE / sizeof(*entries); i++)
+		if (spill_entry_decode(&entries[i], SPILL_PAGE, to, &record, &at) == 0)
+			must(at > 0 && (uint64_t)at * SPILL_PAGE + spill_span(record.bytes) <= to);
+}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -109,5 +124,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		try_segment(page, &spot);
 	else
 		try_record(page, &spot);
+	if ((choice & CHOICE_KIND) == 3)
+		try_seal(page, &spot);
 	return 0;
 }

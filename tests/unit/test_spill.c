@@ -279,7 +279,10 @@ static void a_flipped_bit_anywhere_is_damage_or_absence_never_wrong_bytes(void *
 	for (unsigned k = 0; k < N; k++)
 		assert_int_equal(put(f, k, 100 + 1000 * k), 0);
 	end = block_off(f, N - 1) + spill_span(100 + 1000 * (N - 1));
+	if (f->opts.use_uring) /* once as a daemon leaves it that was killed, once in order */
+		fault_arm("spill.seal=-EIO");
 	fixture_close(f);
+	fault_disarm();
 	whole = file_bytes(f, NULL);
 	assert_true(whole >= end);
 	image = malloc(end);
@@ -311,6 +314,117 @@ static void a_flipped_bit_anywhere_is_damage_or_absence_never_wrong_bytes(void *
 	assert_int_equal(fixture_open(f), 0);
 }
 
+/* ---- seals ---- */
+
+static void put_many(struct fixture *f, unsigned n)
+{
+	for (unsigned k = 0; k < n; k++)
+		assert_int_equal(put(f, k, 100 + k % 4000), 0);
+}
+
+static void after_a_stop_in_order_a_start_reads_a_little_of_each_segment_only(void **state)
+{
+	enum { N = 3000 };
+	struct fixture *f = *state;
+	char faults[64];
+
+	for (unsigned sealed = 0; sealed < 2; sealed++) {
+		if (!sealed)
+			fault_arm("spill.seal=-EIO");
+		put_many(f, N); /* some 500 to a segment */
+		snprintf(faults, sizeof(faults), "io.read=-EIO@%u+", 3 * f->spill->n_present + 1);
+		fixture_close(f);
+		fault_arm(faults);
+		assert_int_equal(fixture_open(f), 0);
+		fault_disarm();
+		assert_int_equal(f->n_found == N, sealed);
+		for (unsigned k = 0; k < N && sealed; k += 7)
+			assert_int_equal(get(f, k), 0);
+		assert_true(store_adds_up(f));
+		fixture_close(f);
+		unlink(f->path);
+		assert_int_equal(fixture_open(f), 0);
+	}
+}
+
+static void what_a_kill_left_unsealed_is_sealed_by_the_next_start(void **state)
+{
+	enum { N = 700 };
+	struct fixture *f = *state;
+
+	fault_arm("spill.seal=-EIO");
+	put_many(f, N);
+	fixture_close(f);
+	fault_disarm();
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(f->n_found, N);
+	settle(f);
+	while (io_in_flight(f->spill->io)) /* the seals */
+		spill_wait(f->spill, loop_now() + SPILL_SECOND);
+	fixture_close(f);
+	fault_arm("io.read=-EIO@10+");
+	assert_int_equal(fixture_open(f), 0);
+	fault_disarm();
+	assert_int_equal(f->n_found, N);
+	assert_int_equal(get(f, N - 1), 0);
+}
+
+static void a_damaged_seal_costs_nothing(void **state)
+{
+	enum { N = 200 };
+	struct fixture *f = *state;
+	uint64_t end = SPILL_SUPER_AREA + 4 * MIB, bytes = seal_bytes(N);
+	unsigned seed = 1;
+
+	put_many(f, N);
+	fixture_close(f);
+	for (unsigned round = 0; round < 60; round++) {
+		uint64_t at = end - 1 - (uint64_t)rand_r(&seed) % bytes;
+		uint8_t was, byte;
+
+		if (round < 20) /* each field of the seal, the first entries */
+			at = (round < 10 ? end - SPILL_PAGE : end - bytes) + 8 * (round % 10);
+		edit(f, at, &was, 1, false);
+		byte = was ^ 0x5a;
+		edit(f, at, &byte, 1, true);
+		assert_int_equal(fixture_open(f), 0);
+		assert_int_equal(f->n_found, N);
+		assert_int_equal(get(f, round), 0);
+		assert_true(store_adds_up(f));
+		fault_arm("spill.seal=-EIO"); /* leave it as it is */
+		fixture_close(f);
+		fault_disarm();
+		edit(f, at, &was, 1, true);
+	}
+	assert_int_equal(fixture_open(f), 0);
+}
+
+static void a_seal_of_an_earlier_use_of_the_segment_is_not_believed(void **state)
+{
+	enum { N = 200, SIZE = 500000 };
+	struct fixture *f = *state;
+	bool there[N];
+	uint8_t *image = malloc(64 * MIB);
+	uint64_t whole;
+	unsigned n = 0;
+
+	for (unsigned k = 0; k < N - 5;
+		k++) /* 8 to a segment, 15 segments: all were sealed once, some are used again */
+		assert_int_equal(put(f, k, SIZE), 0);
+	for (unsigned k = 0; k < N; k++)
+		n += there[k] = f->blocks[k].place != 0;
+	whole = file_bytes(f, NULL);
+	edit(f, 0, image, whole, false); /* as a kill leaves it: the open segment still has its old seal */
+	assert_true(f->spill->open != SPILL_NO_SEGMENT);
+	fixture_close(f);
+	edit(f, 0, image, whole, true);
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(f->n_found, n);
+	for (unsigned k = 0; k < N; k++)
+		assert_int_equal(get(f, k), there[k] ? 0 : -ENOENT);
+	free(image);
+}
+
 static void a_damaged_record_header_costs_that_record_only_and_is_counted(void **state)
 {
 	enum { N = 30 };
@@ -319,11 +433,13 @@ static void a_damaged_record_header_costs_that_record_only_and_is_counted(void *
 	uint8_t byte = 0x77;
 	struct log_catch log;
 
+	fault_arm("spill.seal=-EIO"); /* else the headers are not read */
 	for (unsigned k = 0; k < N; k++) { /* 8 to a segment */
 		assert_int_equal(put(f, k, 400000 + 5000 * k), 0);
 		off[k] = block_off(f, k);
 	}
 	fixture_close(f);
+	fault_disarm();
 	edit(f, off[2] + 20, &byte, 1, true);
 	edit(f, off[3] + 60, &byte, 1, true); /* its neighbour: one place */
 	edit(f, off[5] + 4000, &byte, 1, true);
@@ -977,6 +1093,10 @@ int main(void)
 		ONCE(a_record_asked_for_under_another_name_is_refused),
 		BOTH(two_records_swapped_on_disk_are_both_refused),
 		ONCE(a_flipped_bit_anywhere_is_damage_or_absence_never_wrong_bytes),
+		BOTH(after_a_stop_in_order_a_start_reads_a_little_of_each_segment_only),
+		ONCE(what_a_kill_left_unsealed_is_sealed_by_the_next_start),
+		ONCE(a_damaged_seal_costs_nothing),
+		BOTH(a_seal_of_an_earlier_use_of_the_segment_is_not_believed),
 		BOTH(a_damaged_record_header_costs_that_record_only_and_is_counted),
 		ONCE(a_damaged_segment_header_costs_nothing_but_a_look_at_the_first_record),
 		BOTH(damage_is_counted_told_and_then_forgotten),

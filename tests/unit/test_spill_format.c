@@ -180,6 +180,48 @@ static void a_superblock_out_of_bounds_or_of_another_version_is_refused(void **s
 	assert_int_equal(spill_super_decode(page, &found), -EBADMSG);
 }
 
+static void a_seal_and_its_entries_say_what_they_were_told_and_nothing_out_of_bounds(void **state)
+{
+	_Alignas(8) uint8_t page[SPILL_PAGE];
+	uint8_t uuid[16] = "sixteen bytes...";
+	struct spill_spot spot = {.uuid = uuid, .sequence = 9, .off = 1 << 20};
+	struct spill_seal seal = {.used = 65536, .n = 130, .index_hash.w = {1, 2}}, found = {0};
+	struct spill_record record = record_of(5000), again;
+	struct spill_disk_entry entry;
+	uint32_t at;
+
+	(void)state;
+	spill_seal_encode(page, &spot, &seal);
+	assert_int_equal(spill_seal_decode(page, &spot, 4 << 20, &found), 0);
+	assert_int_equal(found.used, 65536);
+	assert_int_equal(found.n, 130);
+	assert_true(spill_hash_equal(found.index_hash, seal.index_hash));
+	/* each record takes two pages at least: so many cannot be in so small a segment */
+	assert_int_equal(spill_seal_decode(page, &spot, 65536 + 4 * SPILL_PAGE, &found), -EBADMSG);
+	seal.n = 8;
+	spill_seal_encode(page, &spot, &seal);
+	assert_int_equal(spill_seal_decode(page, &spot, 65536 + 2 * SPILL_PAGE, &found), 0);
+	assert_int_equal(spill_seal_decode(page, &spot, 65536 + SPILL_PAGE, &found), -EBADMSG);
+	spot.sequence++;
+	assert_int_equal(spill_seal_decode(page, &spot, 4 << 20, &found), -EBADMSG);
+	spot.sequence--;
+	spot.off += SPILL_PAGE;
+	assert_int_equal(spill_seal_decode(page, &spot, 4 << 20, &found), -EBADMSG);
+	seal.n = 0;
+	spill_seal_encode(page, &spot, &seal);
+	assert_int_equal(spill_seal_decode(page, &spot, 4 << 20, &found), -EBADMSG);
+	/* header and two pages of data from page 5 on */
+	spill_entry_encode(&entry, &record, 5);
+	assert_int_equal(spill_entry_decode(&entry, 5 * SPILL_PAGE, 8 * SPILL_PAGE, &again, &at), 0);
+	assert_int_equal(at, 5);
+	assert_memory_equal(&again, &record, sizeof(record));
+	assert_int_equal(spill_entry_decode(&entry, 6 * SPILL_PAGE, 8 * SPILL_PAGE, &again, &at), -EBADMSG);
+	assert_int_equal(spill_entry_decode(&entry, 5 * SPILL_PAGE, 7 * SPILL_PAGE, &again, &at), -EBADMSG);
+	record.bytes = UINT64_MAX;
+	spill_entry_encode(&entry, &record, 5);
+	assert_int_equal(spill_entry_decode(&entry, 5 * SPILL_PAGE, 8 * SPILL_PAGE, &again, &at), -EBADMSG);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -189,6 +231,7 @@ int main(void)
 		cmocka_unit_test(any_flipped_bit_of_a_page_is_refused),
 		cmocka_unit_test(a_segment_of_another_store_or_place_is_refused),
 		cmocka_unit_test(kinds_of_pages_are_not_taken_for_one_another),
+		cmocka_unit_test(a_seal_and_its_entries_say_what_they_were_told_and_nothing_out_of_bounds),
 		cmocka_unit_test(a_superblock_out_of_bounds_or_of_another_version_is_refused),
 	};
 
