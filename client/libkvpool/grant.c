@@ -326,7 +326,8 @@ void stock_refill(struct ns_map *map)
 	uint32_t want;
 
 	pthread_mutex_lock(&map->lock);
-	want = map->n_stock * 2 <= map->stock_target && !map->refilling && now_ns() >= map->refill_after_ns
+	want = map->n_stock * 2 <= map->stock_target && !map->refilling && !map->n_asking &&
+			       now_ns() >= map->refill_after_ns
 		       ? map->stock_target - map->n_stock
 		       : 0;
 	map->refilling = map->refilling || want;
@@ -371,7 +372,8 @@ void stock_keep(struct ns_map *map)
 	}
 	pthread_mutex_lock(&map->lock);
 	stock_give_back(map);
-	idle = now_ns() - map->taken_ns > STOCK_IDLE_MS * MS;
+	/* what is asked for on behalf of who waits, the daemon gives to him once it is back there */
+	idle = now_ns() - map->taken_ns > STOCK_IDLE_MS * MS || map->n_asking;
 	if (idle)
 		stock_abandon(map, map->n_stock);
 	else if (map->n_stock > map->stock_target)
@@ -383,6 +385,7 @@ void stock_keep(struct ns_map *map)
 
 /* ---- taking and putting back ---- */
 
+/* Fewer than @n: the caller is one who asks from now on. */
 static uint32_t stock_take(struct ns_map *map, uint32_t n, struct room *rooms)
 {
 	uint32_t got = 0;
@@ -393,7 +396,8 @@ static uint32_t stock_take(struct ns_map *map, uint32_t n, struct room *rooms)
 		map->n_back -= map->n_back > 0;
 		grant_hand_out(map, map->stock[--map->n_stock], &rooms[got++]);
 	}
-	low = map->n_stock * 2 <= map->stock_target && map->stock_target && !map->refilling;
+	low = got == n && map->n_stock * 2 <= map->stock_target && map->stock_target && !map->refilling;
+	map->n_asking += got < n;
 	map->taken_ns = now_ns();
 	pthread_mutex_unlock(&map->lock);
 	if (low)
@@ -401,10 +405,10 @@ static uint32_t stock_take(struct ns_map *map, uint32_t n, struct room *rooms)
 	return got;
 }
 
-/* From the stock, then by asking: an answer may hold fewer than were asked for, so until the deadline. */
-uint32_t grant_rooms(struct ns_map *map, uint32_t n, uint64_t deadline_ns, struct room *rooms)
+/* An answer may hold fewer than were asked for, so until the deadline. */
+static uint32_t reserve_until(struct ns_map *map, uint32_t n, uint64_t deadline_ns, struct room *rooms)
 {
-	uint32_t got = stock_take(map, n, rooms);
+	uint32_t got = 0;
 
 	while (got < n) {
 		uint32_t ask = n - got < KVP_WIRE_BATCH_MAX ? n - got : KVP_WIRE_BATCH_MAX;
@@ -423,6 +427,20 @@ uint32_t grant_rooms(struct ns_map *map, uint32_t n, uint64_t deadline_ns, struc
 			nanosleep(&(struct timespec){.tv_nsec = UNUSABLE_PAUSE_MS * (long)MS}, NULL);
 		got += (uint32_t)more;
 	}
+	return got;
+}
+
+uint32_t grant_rooms(struct ns_map *map, uint32_t n, uint64_t deadline_ns, struct room *rooms)
+{
+	uint32_t got = stock_take(map, n, rooms);
+
+	if (got == n)
+		return got;
+	got += reserve_until(map, n - got, deadline_ns, rooms + got);
+	pthread_mutex_lock(&map->lock);
+	map->n_asking--;
+	pthread_mutex_unlock(&map->lock);
+	client_wake(map->session->client); /* the stock is low */
 	return got;
 }
 

@@ -122,6 +122,7 @@ struct ns_map {
 	struct grant *stock;
 	uint32_t n_stock, stock_room, stock_target;
 	uint32_t n_back; /* the last ones of the stock: put back, on their way to the daemon */
+	uint32_t n_asking; /* threads that wait for grants: nothing is kept in the stock meanwhile */
 	bool refilling; /* a RESERVE for the stock is under way */
 	uint64_t refill_after_ns; /* there was no room: the stock is not filled before */
 	struct request *arrived; /* answers to RESERVE for the keeper to take in */

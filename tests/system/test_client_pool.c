@@ -399,6 +399,26 @@ static void nothing_can_be_had_while_everything_is_held(void **state)
 	free(blocks);
 }
 
+/* What was asked for to fill the stock is not kept from who waits. */
+static void a_reserve_that_waits_gets_all_there_is(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_block_ref *blocks = calloc(1000, sizeof(*blocks));
+	int64_t all = kvp_reserve(f->ns_a, 1000, 0, kvp_deadline_ms(2000), blocks);
+
+	kvp_abandon(blocks, (uint32_t)all);
+	for (unsigned round = 0; round < 40; round++) {
+		struct kvp_client *client = open_client(f);
+		struct kvp_ns *ns = open_ns(client, "n", 0);
+
+		assert_int_equal(kvp_reserve(ns, (uint32_t)all, 0, kvp_deadline_ms(800), blocks), all);
+		kvp_abandon(blocks, (uint32_t)all);
+		kvp_ns_close(ns);
+		kvp_close(client);
+	}
+	free(blocks);
+}
+
 static void a_handle_released_twice_takes_nobody_elses_hold(void **state)
 {
 	struct fixture *f = *state;
@@ -900,6 +920,7 @@ int main(void)
 		TEST(more_blocks_than_one_message_holds),
 		TEST(what_is_held_stays_whatever_else_is_written),
 		TEST(nothing_can_be_had_while_everything_is_held),
+		TEST(a_reserve_that_waits_gets_all_there_is),
 		TEST(a_handle_released_twice_takes_nobody_elses_hold),
 		TEST(joining_what_is_not_there_or_is_other_is_refused),
 		TEST(a_sibling_finds_nothing_and_is_told_why),
