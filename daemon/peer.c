@@ -330,6 +330,8 @@ static void on_hello(struct peer *peer, const struct kvp_msg *msg, const void *b
 	else
 		r = session_open(peer->d, peer, &hello, &s, reason);
 	if (r < 0) {
+		if (r == -KVP_EQUOTA)
+			gauge_add(&pool->stats->counters.connections_refused, 1);
 		peer_refuse(peer, msg->type, msg->id, -r, "%s",
 			r == -KVP_EGONE	   ? "the session is of another pool"
 			: r == -KVP_ESTALE ? "there is no such session any more"
@@ -374,6 +376,10 @@ static void on_join(struct peer *peer, const struct kvp_msg *msg, const void *bo
 	}
 	memcpy(&join, body, sizeof(join));
 	r = ns_join(peer->d, peer->session, &join, &ns, &joined, reason);
+	if (r == -KVP_EMISMATCH) { /* for programs, the field behind the text */
+		peer_refuse(peer, msg->type, msg->id, -r, "%s%c%s", reason, 0, joined.differs);
+		return;
+	}
 	if (r < 0) {
 		peer_refuse(peer, msg->type, msg->id, -r, "%s", reason);
 		return;
@@ -860,6 +866,26 @@ static unsigned peer_count_of(const struct daemon *d, uid_t uid)
 	return n;
 }
 
+/* Not taken on: the client is told why before it asks anything, or it would look as if no daemon were there. */
+static __attribute__((format(printf, 4, 5))) void connection_refuse(
+	struct daemon *d, int fd, int error, const char *format, ...)
+{
+	struct {
+		struct kvp_msg msg;
+		char text[256];
+	} packet = {.msg = {.magic = KVP_WIRE_MAGIC, .type = KVP_MSG_HELLO | KVP_MSG_REPLY, .status = -error}};
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(packet.text, sizeof(packet.text), format, args);
+	va_end(args);
+	packet.msg.bytes = (uint32_t)(sizeof(packet.msg) + strlen(packet.text));
+	if (send(fd, &packet, packet.msg.bytes, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+		log_debug("a connection that is refused was not told why: %s", strerror(errno));
+	close(fd);
+	gauge_add(&d->pool.stats->counters.connections_refused, 1);
+}
+
 static void listener_accept_one(struct listener *listener, int fd)
 {
 	static struct log_limit limit;
@@ -869,8 +895,8 @@ static void listener_accept_one(struct listener *listener, int fd)
 	int r;
 
 	if (!peer) {
-		close(fd);
-		gauge_add(&d->pool.stats->counters.connections_refused, 1);
+		connection_refuse(d, fd, KVP_EQUOTA, "%u connections are open: raise max-clients (%u)", d->n_peers,
+			d->config.max_clients);
 		return;
 	}
 	peer->d = d;
@@ -882,12 +908,13 @@ static void listener_accept_one(struct listener *listener, int fd)
 	if (r == 0)
 		r = loop_add(d->loop, &peer->source);
 	if (r < 0) {
-		log_limited(&limit, LOG_LEVEL_WARN, "a connection of uid %u is refused: %s", (unsigned)peer->uid,
-			r == -EPERM    ? "it comes from another user namespace, its uid could be anybody's"
-			: r == -EDQUOT ? "it has as many as uid-max-clients allows"
-				       : strerror(-r));
-		gauge_add(&d->pool.stats->counters.connections_refused, 1);
-		close(fd);
+		const char *why = r == -EPERM	 ? "it comes from another user namespace, its uid could be anybody's"
+				  : r == -EDQUOT ? "it has as many as uid-max-clients allows: raise it"
+						 : strerror(-r);
+
+		log_limited(&limit, LOG_LEVEL_WARN, "a connection of uid %u is refused: %s", (unsigned)peer->uid, why);
+		connection_refuse(d, fd, r == -EPERM ? KVP_EACCES : KVP_EQUOTA, "a connection of uid %u: %s",
+			(unsigned)peer->uid, why);
 		free(peer->groups);
 		free(peer);
 		return;
@@ -918,9 +945,9 @@ static void listener_ready(struct loop_source *source, uint32_t events)
 			close(listener->spare_fd);
 		fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		if (fd >= 0)
-			close(fd);
+			connection_refuse(listener->d, fd, KVP_EQUOTA,
+				"the daemon has no descriptor left: raise LimitNOFILE of kvpoold");
 		listener->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-		gauge_add(&listener->d->pool.stats->counters.connections_refused, 1);
 	}
 }
 

@@ -7,6 +7,7 @@
 #include <grp.h>
 #include <inttypes.h>
 #include <signal.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,8 @@
 #include "shm.h"
 
 #define POOL_FILE_BYTES 64 /* "<uuid> <pid>\n", padded with spaces */
+#define EPOCH_STARTS 4096ull /* of one pool, before its numbers reach those another one may begin with */
+#define EPOCH_FIRST_MASK (((1ull << 52) - 1) & ~(EPOCH_STARTS - 1)) /* exact in the numbers of JSON readers */
 #define DYING_WAIT_MS 10000
 
 bool pool_process_is_gone(pid_t pid)
@@ -278,6 +281,8 @@ static void pool_unmap(struct pool *pool)
 
 static int pool_make(struct pool *pool, const struct config *config, char message[256])
 {
+	uint64_t epoch;
+
 	uuid_generate_random(pool->uuid);
 	if (pool_file_write(pool) < 0) {
 		snprintf(message, 256, "cannot write %s: no room in " SHM_DIR "? enlarge it", pool->file_path);
@@ -287,6 +292,9 @@ static int pool_make(struct pool *pool, const struct config *config, char messag
 	if (!pool->header)
 		return -ENOSPC;
 	pool_header_fill(pool, config);
+	/* an engine that compares epochs must not take a new pool for the old one: each begins somewhere else */
+	randombytes_buf(&epoch, sizeof(epoch));
+	atomic_store(&pool->header->epoch, (epoch & EPOCH_FIRST_MASK) + EPOCH_STARTS);
 	pool->stats = pool_object(pool, "stats", stats_bytes(pool->header->max_places), true, &pool->stats_fd, message);
 	if (!pool->stats)
 		return -ENOSPC;

@@ -403,10 +403,11 @@ static void session_add_counts(struct session *s)
 		uint64_t seen = atomic_load_explicit(&s->seen.field, memory_order_relaxed); \
 		if (value > seen) { \
 			gauge_add(&c->field, (int64_t)(value - seen)); \
+			if (&c->field == &c->hits_ram || &c->field == &c->hits_spill) \
+				gauge_add(&c->lookups, (int64_t)(value - seen)); \
 			atomic_store_explicit(&s->seen.field, value, memory_order_relaxed); \
 		} \
 	} while (0)
-		MOVE(lookups);
 		MOVE(hits_ram);
 		MOVE(hits_spill);
 		MOVE(tokens_ram);
@@ -714,7 +715,6 @@ static bool session_adopt(struct daemon *d, struct kvp_session_row *row)
 	/* counts up to here are in the namespace's counters already */
 	session_add_counts(s);
 #define SEEN(field) atomic_store(&s->seen.field, atomic_load(&row->field))
-	SEEN(lookups);
 	SEEN(hits_ram);
 	SEEN(hits_spill);
 	SEEN(tokens_ram);

@@ -748,7 +748,7 @@ void tier_serve(struct ns *ns)
 
 /* ---- RESTORE ---- */
 
-void tier_entry_ready(struct entry *e)
+static void tier_entry_answer(struct entry *e, struct kvp_wire_found found)
 {
 	while (e->waiters) {
 		struct waiter *waiter = e->waiters;
@@ -756,24 +756,26 @@ void tier_entry_ready(struct entry *e)
 
 		e->waiters = waiter->next;
 		waiter->entry = NULL;
-		job->found[waiter->index] = (struct kvp_wire_found){.state = KVP_HIT_RAM, .slot = e->slot};
+		job->found[waiter->index] = found;
 		if (--job->n_left == 0)
 			job_answer_restore(job);
 	}
 }
 
+void tier_entry_ready(struct entry *e)
+{
+	tier_entry_answer(e, (struct kvp_wire_found){.state = KVP_HIT_RAM, .slot = e->slot});
+}
+
+static void tier_entry_restored(struct entry *e)
+{
+	tier_entry_answer(
+		e, (struct kvp_wire_found){.state = KVP_HIT_RAM, .reason = KVP_WIRE_RESTORED, .slot = e->slot});
+}
+
 static void tier_entry_missed(struct entry *e, enum kvp_miss_reason reason)
 {
-	while (e->waiters) {
-		struct waiter *waiter = e->waiters;
-		struct job *job = waiter->job;
-
-		e->waiters = waiter->next;
-		waiter->entry = NULL;
-		job->found[waiter->index] = (struct kvp_wire_found){.state = KVP_MISS, .reason = reason};
-		if (--job->n_left == 0)
-			job_answer_restore(job);
-	}
+	tier_entry_answer(e, (struct kvp_wire_found){.state = KVP_MISS, .reason = reason});
 }
 
 /* How fast blocks come back, measured over all reads under way together. */
@@ -811,7 +813,7 @@ static void tier_read_done(void *owner, int res, spill_place place)
 	if (res == 0 && e->slot == NO_SLOT && !e->doomed) {
 		block_publish_fill(e, e->fill);
 		gauge_add(&ns->row->counters.restored, 1);
-		tier_entry_ready(e);
+		tier_entry_restored(e);
 	} else {
 		block_drop_fill(ns, e->fill);
 		if (e->slot != NO_SLOT) { /* published meanwhile */
@@ -889,6 +891,7 @@ static void tier_count_miss(struct ns *ns, uint32_t reason)
 {
 	struct kvp_ns_counters *c = &ns->row->counters;
 
+	gauge_add(&c->lookups, 1); /* here and with each hit that a client reports: so they are the sum of both */
 	switch (reason) {
 	case KVP_MISS_EVICTED:
 		gauge_add(&c->miss_evicted, 1);

@@ -57,7 +57,7 @@ enum kvp_errno {
 	KVP_ENOENT = ENOENT, /* KVP_NS_JOIN: there is no such namespace */
 	KVP_ETIMEDOUT = ETIMEDOUT, /* the daemon did not answer by the deadline */
 	KVP_EDETACHED = ENOTCONN, /* no daemon, and this call needs one */
-	KVP_EMISMATCH = EPROTOTYPE, /* KVP_NS_JOIN: the descriptor differs; kvp_ns_info.differs names the field */
+	KVP_EMISMATCH = EPROTOTYPE, /* KVP_NS_JOIN: the descriptor differs; kvp_differs() names the field */
 	KVP_EVERSION = EPROTONOSUPPORT, /* daemon and library do not speak the same major version */
 	KVP_ESTALE = ESTALE, /* the handle is of a block or slab that is no more */
 	KVP_EGONE = ENXIO, /* the pool is another one now */
@@ -163,6 +163,8 @@ enum kvp_state {
 	KVP_ATTACHED = 1,
 	KVP_DETACHED = 2, /* no daemon; the library tries again by itself, with back-off */
 	KVP_INCOMPATIBLE = 3, /* a daemon of another major version; kvp_error() names both */
+	KVP_REFUSED = 4, /* the socket's permissions or a limit of the daemon keep this client out; kvp_error() says
+			  * which, and the way out.  As KVP_DETACHED else: it is tried again */
 };
 
 struct kvp_open_opts {
@@ -190,13 +192,18 @@ KVP_API int kvp_open(const struct kvp_open_opts *opts, struct kvp_client **clien
 /** kvp_close() - end the session: its pins and grants go; every view, block and sequence of it must be closed before */
 KVP_API void kvp_close(struct kvp_client *client);
 
-/** kvp_state() - @epoch, unless NULL: changes at each start of the daemon; 0 while never attached. Never blocks. */
+/** kvp_state() - @epoch, unless NULL: changes at each start of the daemon, and is never the same in two pools; 0 while
+ *  never attached. Never blocks. */
 KVP_API enum kvp_state kvp_state(const struct kvp_client *client, uint64_t *epoch);
 
 /** kvp_error() - the text of this thread's last error: object, cause, way out. Valid until this thread's next call. */
 KVP_API const char *kvp_error(const struct kvp_client *client);
 
-/** kvp_ping() - round trip to the daemon. Return: 0 serving; -KVP_ESHUTDOWN; -KVP_EDETACHED; -KVP_ETIMEDOUT. */
+/** kvp_differs() - after -KVP_EMISMATCH: the descriptor field, as kvp_desc_differs() names it. Else "". Of this thread. */
+KVP_API const char *kvp_differs(const struct kvp_client *client);
+
+/** kvp_ping() - round trip to the daemon. Return: 0 serving; -KVP_ESHUTDOWN; -KVP_EDETACHED; -KVP_EACCES or -KVP_EQUOTA:
+ *  kept out (KVP_REFUSED); -KVP_ETIMEDOUT: it is there and does not answer. */
 KVP_API int kvp_ping(struct kvp_client *client, uint64_t deadline_ns);
 
 /** kvp_deadline_ms() - the deadline @ms from now */

@@ -51,7 +51,7 @@ struct kvp_pool_header {
 	uint32_t endian;
 	uint64_t header_bytes; /* sizeof(struct kvp_pool_header) of the writer */
 	uint8_t uuid[16];
-	_Atomic uint64_t epoch; /* + 1 at each daemon start */
+	_Atomic uint64_t epoch; /* + 1 at each daemon start; a new pool begins at a random one */
 	_Atomic uint64_t heartbeat_ns; /* CLOCK_MONOTONIC, stored by the serving loop several times a second */
 	_Atomic uint32_t tick; /* KVP_TICK_MS since the pool was made; last-use stamps are copies of it */
 	_Atomic uint32_t state; /* enum kvp_daemon_state */

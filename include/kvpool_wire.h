@@ -3,7 +3,8 @@
  *
  * A Unix SOCK_SEQPACKET socket; one packet is one message: struct kvp_msg, then the body named beside its type.  The
  * client asks, the daemon answers with the same type | KVP_MSG_REPLY and the same id; answers may come in another order
- * than the questions (RESTORE and RESERVE wait).  id 0: no answer wanted.  All fields little-endian (the layout check
+ * than the questions (RESTORE and RESERVE wait).  id 0: no answer wanted.  An answer to HELLO with id 0 comes unasked:
+ * the connection is refused, its text says why, and is closed.  All fields little-endian (the layout check
  * refuses others), all structs without padding.  The receiver copies a packet once, checks it, then uses it.
  * Descriptors travel only from daemon to client; a client that sends one is put out.
  */
@@ -50,7 +51,8 @@ struct kvp_msg {
 	uint16_t type;
 	uint16_t n_fds;
 	uint32_t bytes; /* of the whole packet */
-	int32_t status; /* in answers: 0 or a negative KVP_E...; then the body is a text for a human, not terminated */
+	int32_t status; /* in answers: 0 or a negative KVP_E...; then the body is a text for a human, not terminated;
+			 * with -KVP_EMISMATCH a zero byte follows it, and the name of the field */
 	uint64_t id;
 };
 static_assert(sizeof(struct kvp_msg) == 24, "wire v1");
@@ -102,7 +104,7 @@ struct kvp_wire_joined {
 	uint32_t
 		flags; /* as stored: KVP_NS_COPIED or KVP_NS_IN_PLACE, KVP_NS_CREATED, KVP_NS_SIBLING, KVP_NS_READONLY */
 	uint32_t n_siblings; /* namespaces of this owner and name beside this one */
-	char differs[32]; /* with KVP_NS_SIBLING or -KVP_EMISMATCH: the first descriptor field that differs */
+	char differs[32]; /* with KVP_NS_SIBLING: the first descriptor field that differs */
 };
 
 struct kvp_wire_map {
@@ -166,9 +168,12 @@ struct kvp_wire_restore {
 
 struct kvp_wire_found {
 	uint32_t state; /* enum kvp_hit */
-	uint32_t reason; /* enum kvp_miss_reason, with KVP_MISS */
+	uint32_t
+		reason; /* enum kvp_miss_reason, with KVP_MISS; with KVP_HIT_RAM of a RESTORE: KVP_WIRE_RESTORED, or 0 */
 	uint64_t slot; /* with KVP_HIT_RAM: a hint */
 };
+
+#define KVP_WIRE_RESTORED 1u /* it had to be read back for this: a hit of the spill store */
 
 struct kvp_wire_stage {
 	uint64_t ns_id;

@@ -369,7 +369,7 @@ static int ping_wait(const char *socket, uint64_t deadline_ns, char *why, size_t
 		if (kvp_state(client, NULL) == KVP_INCOMPATIBLE)
 			r = -KVP_EVERSION;
 		kvp_close(client);
-		if (!r || r == -KVP_EVERSION || now_ns() >= deadline_ns)
+		if (!r || r == -KVP_EVERSION || r == -KVP_EACCES || now_ns() >= deadline_ns)
 			return r;
 		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
 	} while (now_ns() < deadline_ns);
@@ -383,9 +383,13 @@ static void ping_complain(const char *socket, int error, const char *why)
 
 	if (fd >= 0)
 		close(fd);
-	if (fd >= 0 || fd == -ETIMEDOUT) /* somebody listens */
+	if (error == -KVP_EQUOTA)
+		complain("ping: kept out: %s", why);
+	else if (fd >= 0 || fd == -ETIMEDOUT) /* somebody listens */
 		complain("ping: the daemon at %s does not answer%s%s: kvctl stats tells how it does", socket,
 			why[0] ? ": " : "", why);
+	else if (error == -KVP_EACCES)
+		complain("ping: not let in%s%s", why[0] ? ": " : "", why);
 	else
 		complain("ping: no daemon serves at %s (%s)%s%s", socket, strerror(-error), why[0] ? ": " : "", why);
 }

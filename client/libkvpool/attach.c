@@ -66,6 +66,23 @@ static int attach_call(struct request *request, uint64_t deadline_ns)
 
 /* ---- the socket ---- */
 
+/* Which rule keeps us out. */
+static int socket_denied(const struct kvp_client *client)
+{
+	struct stat st;
+
+	if (stat(client->socket, &st) < 0)
+		return fail(-KVP_EACCES,
+			"%s: Permission denied: a directory above it does not let uid %u through: ask its owner for "
+			"execute permission there, or set KVPOOL_SOCKET",
+			client->socket, (unsigned)geteuid());
+	return fail(-KVP_EACCES,
+		"%s: Permission denied: mode %04o lets in uid %u and group %u, this is uid %u: join that group, or have "
+		"socket-mode widened",
+		client->socket, (unsigned)st.st_mode & 07777u, (unsigned)st.st_uid, (unsigned)st.st_gid,
+		(unsigned)geteuid());
+}
+
 static int socket_connect(struct kvp_client *client)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -83,10 +100,18 @@ static int socket_connect(struct kvp_client *client)
 	pthread_mutex_unlock(&client->lock);
 	if (r < 0)
 		return fail(-KVP_EDETACHED, "no socket can be made: %s", strerror(-r));
-	if (connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
-		return fail(-KVP_EDETACHED, "no daemon at %s: %s; start kvpoold, or set KVPOOL_SOCKET", client->socket,
-			strerror(errno));
-	return 0;
+	if (connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0) {
+		fail(-KVP_ETIMEDOUT, "it took the connection and has not answered: kvctl stats tells how it does");
+		attach_note(client, -KVP_ETIMEDOUT);
+		return 0;
+	}
+	if (errno == EACCES || errno == EPERM)
+		return socket_denied(client);
+	if (errno == EAGAIN)
+		return fail(-KVP_ETIMEDOUT, "the daemon at %s takes no connection: it hangs, or very many wait",
+			client->socket);
+	return fail(-KVP_EDETACHED, "no daemon at %s: %s; start kvpoold, or set KVPOOL_SOCKET", client->socket,
+		strerror(errno));
 }
 
 /* ---- the session ---- */
@@ -277,6 +302,7 @@ static int hello_once(struct kvp_client *client, struct kvp_wire_welcome *welcom
 
 	if (!request)
 		return fail(-KVP_ENOMEM, "out of memory");
+	client->refusal = 0;
 	hello = request_body(request);
 	*hello = (struct kvp_wire_hello){.major = KVP_WIRE_MAJOR,
 		.minor = KVP_WIRE_MINOR,
@@ -293,7 +319,9 @@ static int hello_once(struct kvp_client *client, struct kvp_wire_welcome *welcom
 	if (r == 0)
 		r = hello_answered(client, request, welcome);
 	request_free(request);
-	return r;
+	if (r == -KVP_EDETACHED && !client->refusal)
+		wire_receive(client); /* closed before it could be sent: perhaps with a word */
+	return client->refusal ? fail(client->refusal, "%s", client->refusal_text) : r;
 }
 
 static int hello(struct kvp_client *client, struct kvp_wire_welcome *welcome)
@@ -490,6 +518,8 @@ int attach_try(struct kvp_client *client)
 	}
 	if (r == -KVP_EVERSION)
 		atomic_store(&client->state, KVP_INCOMPATIBLE);
+	else if (r == -KVP_EACCES || (r == -KVP_EQUOTA && client->refusal == r))
+		atomic_store(&client->state, KVP_REFUSED);
 	else if (r < 0)
 		atomic_store(&client->state, KVP_DETACHED);
 	attach_leave(client);

@@ -122,13 +122,18 @@ static void wait_for_try(struct kvp_client *client)
 	pthread_mutex_unlock(&client->lock);
 }
 
-/* Not attached: why not, in this thread's error text. Return: @r. */
-static int detached(struct kvp_client *client, int r)
+/* Not attached: why not, in this thread's error text. Return: that as an error. */
+static int detached(struct kvp_client *client)
 {
+	int r = -KVP_EDETACHED;
+
 	pthread_mutex_lock(&client->lock);
+	if (client->attach_error == -KVP_EACCES || client->attach_error == -KVP_EQUOTA ||
+		client->attach_error == -KVP_ETIMEDOUT)
+		r = client->attach_error;
 	if (!client->online)
 		fail(r, "not attached to a daemon at %s: %s", client->socket,
-			client->attach_text[0] ? client->attach_text : "it has not answered yet");
+			client->attach_text[0] ? client->attach_text : "it was not looked for yet");
 	pthread_mutex_unlock(&client->lock);
 	return r;
 }
@@ -164,7 +169,8 @@ int kvp_open(const struct kvp_open_opts *opts, struct kvp_client **out)
 		wait_for_try(client);
 	}
 	*out = client;
-	return detached(client, 0);
+	detached(client);
+	return 0;
 }
 
 /* ---- close ---- */
@@ -264,6 +270,12 @@ const char *kvp_error(const struct kvp_client *client)
 	return self_error();
 }
 
+const char *kvp_differs(const struct kvp_client *client)
+{
+	(void)client; /* as the texts */
+	return self_differs();
+}
+
 int kvp_ping(struct kvp_client *client, uint64_t deadline_ns)
 {
 	struct request *request;
@@ -275,7 +287,7 @@ int kvp_ping(struct kvp_client *client, uint64_t deadline_ns)
 		return r;
 	s = atomic_load(&client->session);
 	if (!s)
-		return detached(client, -KVP_EDETACHED);
+		return detached(client);
 	request = request_new(client, s, KVP_MSG_PING, 0);
 	if (!request)
 		return fail(-KVP_ENOMEM, "out of memory");

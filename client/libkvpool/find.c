@@ -356,6 +356,8 @@ int kvp_lost(const struct kvp_view *views, uint32_t n)
 
 /* ---- acquire ---- */
 
+#define VIEW_RESTORED 1u /* in opaque of a view that is not filled yet: it was read back for this call */
+
 struct acquire {
 	struct kvp_ns *ns;
 	struct ns_map *map;
@@ -383,7 +385,7 @@ static __attribute__((noinline)) bool acquire_slowly(struct acquire *a, struct s
 
 static HOT bool acquire_take(struct acquire *a, const struct spot *spot)
 {
-	bool spill = a->at < a->asked_to;
+	bool spill = a->at < a->asked_to && a->views[a->at].opaque[VIEW_RESTORED];
 
 	if (!view_take(&a->views[a->at], a->ns, spot, spill ? KVP_HIT_SPILL : KVP_HIT_RAM)) {
 		a->reason = KVP_MISS_PINS;
@@ -431,12 +433,18 @@ static bool acquire_restore(struct acquire *a)
 	request = restore_request(a->map, a->keys + a->at, n, 0, a->deadline_ns);
 	if (request && request_call(&request, a->deadline_ns + RESTORE_SLACK_MS * MS) == 0) {
 		for (uint32_t i = 0; i < n && (i + 1) * sizeof(struct kvp_wire_found) <= request->body_bytes; i++) {
+			struct kvp_view *view = &a->views[a->at + i];
 			struct kvp_wire_found found;
+			bool restored;
 
 			memcpy(&found, request->body + i * sizeof(found), sizeof(found));
 			if (i == 0)
 				more = found.state == KVP_HIT_RAM;
-			view_miss(&a->views[a->at + i], a->ns, found.state, found.reason);
+			restored = found.state == KVP_HIT_RAM &&
+				   (found.reason == KVP_WIRE_RESTORED ||
+					   (a->at + i < a->asked_to && view->opaque[VIEW_RESTORED]));
+			view_miss(view, a->ns, found.state, found.reason);
+			view->opaque[VIEW_RESTORED] = restored;
 		}
 		a->asked_to = a->at + n;
 	}
@@ -499,6 +507,8 @@ static __attribute__((noinline)) int64_t acquire_many(struct acquire *a)
 		if (!acquire_restore(a))
 			break;
 		acquire_run(a);
+		if (a->at < a->asked_to && a->views[a->at].hit == KVP_MISS)
+			break; /* asked again it would count as another miss */
 		if (a->at == before && now_ns() >= a->deadline_ns)
 			break;
 	}

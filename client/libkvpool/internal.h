@@ -215,6 +215,8 @@ struct kvp_client {
 	uint32_t heartbeat_ms;
 	uint64_t next_beat_ns;
 	uint64_t mute_until_ns; /* the daemon does not answer: scheduler calls do not ask it before */
+	int refusal; /* keeper: the daemon's word before it closed the connection, text in refusal_text */
+	char refusal_text[256];
 	int attach_error; /* why not attached, with its text */
 	char attach_text[256];
 	uint64_t next_id;
@@ -256,6 +258,9 @@ struct kvp_ns {
 /** fail() - set this thread's error text. Return: @r. */
 int fail(int r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 const char *self_error(void);
+/** self_differs() - of the last -KVP_EMISMATCH of this thread; self_set_differs() */
+const char *self_differs(void);
+void self_set_differs(const char *field);
 
 /* Counts of one thread for one client: written by that thread only, so without locked instructions. */
 struct part {
@@ -271,6 +276,7 @@ struct self {
 	uint32_t n_spare;
 	uint32_t spare[SPARE_HOLDS]; /* holds free for this thread */
 	char error[512];
+	char differs[32]; /* with -KVP_EMISMATCH */
 };
 extern __thread struct self *self_mine __attribute__((tls_model("initial-exec")));
 struct self *self_make(void);
@@ -431,6 +437,7 @@ struct request {
 	int fds[KVP_WIRE_FDS_MAX];
 	unsigned n_fds;
 	char text[256]; /* with a status < 0 */
+	char differs[32]; /* with -KVP_EMISMATCH */
 	pthread_cond_t cond;
 	/* By the keeper, without locks, when answered and nobody waits; frees it. */
 	void (*done)(struct request *request);

@@ -93,6 +93,7 @@ int fail(int r, const char *format, ...)
 
 	if (!self)
 		return r;
+	self->differs[0] = 0;
 	va_start(args, format);
 	vsnprintf(self->error, sizeof(self->error), format, args);
 	va_end(args);
@@ -102,6 +103,19 @@ int fail(int r, const char *format, ...)
 const char *self_error(void)
 {
 	return self_mine ? self_mine->error : "";
+}
+
+const char *self_differs(void)
+{
+	return self_mine ? self_mine->differs : "";
+}
+
+void self_set_differs(const char *field)
+{
+	struct self *self = self_get();
+
+	if (self)
+		snprintf(self->differs, sizeof(self->differs), "%s", field);
 }
 
 uint64_t now_ns(void)

@@ -141,7 +141,7 @@ static int session_online(struct kvp_client *client, const struct session *sessi
 	if (session->gone)
 		return fail(-KVP_EGONE, "the pool this belongs to is no more: what is of it stays readable");
 	if (!client->online || (only_on && only_on != client->connection))
-		return fail(-KVP_EDETACHED, "no daemon at %s: %s", client->socket, client->attach_text);
+		return fail(-KVP_EDETACHED, "not attached to a daemon at %s: %s", client->socket, client->attach_text);
 	return 0;
 }
 
@@ -256,7 +256,11 @@ int request_wait(struct request **at, uint64_t deadline_ns)
 	pthread_mutex_unlock(&client->lock);
 	if (!request->answered || r == -KVP_ETIMEDOUT)
 		return fail(r, "the daemon at %s did not answer in time", client->socket);
-	return r < 0 ? fail(r, "%s", request->text) : 0;
+	if (r < 0)
+		fail(r, "%s", request->text);
+	if (r < 0 && request->differs[0])
+		self_set_differs(request->differs);
+	return r < 0 ? r : 0;
 }
 
 int request_call(struct request **at, uint64_t deadline_ns)
@@ -325,11 +329,26 @@ static void fds_close(const int *fds, unsigned n)
 		close(fds[i]);
 }
 
+/* The daemon does not want this client: by the keeper. */
+static int wire_refused(struct kvp_client *client, int status, const char *text)
+{
+	client->refusal = status;
+	snprintf(client->refusal_text, sizeof(client->refusal_text), "%s", text);
+	return status;
+}
+
 /* A refusal's body is a sentence; other bodies are kept for the one who asked. */
 static int answer_body(struct request *request, int status, const char *body, size_t n)
 {
 	if (status < 0) {
-		snprintf(request->text, sizeof(request->text), "%.*s", (int)(n < 255 ? n : 255), body);
+		size_t text = strnlen(body, n); /* the field that differs may follow it */
+
+		snprintf(request->text, sizeof(request->text), "%.*s", (int)text, body);
+		if (request->type == KVP_MSG_HELLO)
+			wire_refused(request->client, status, request->text);
+		if (text < n)
+			snprintf(request->differs, sizeof(request->differs), "%.*s", (int)(n - text - 1),
+				body + text + 1);
 		return status;
 	}
 	request->body = malloc(n ? n : 1);
@@ -360,6 +379,13 @@ static int wire_packet(struct kvp_client *client, size_t bytes, const int *fds, 
 	memcpy(&msg, client->packet, sizeof(msg));
 	if (msg.magic != KVP_WIRE_MAGIC || msg.bytes != bytes || !(msg.type & KVP_MSG_REPLY) || msg.status > 0)
 		return -KVP_EPROTO;
+	if (!msg.id && msg.type == (KVP_MSG_HELLO | KVP_MSG_REPLY) && msg.status < 0) {
+		/* told before anything was asked: why this connection is closed */
+		char text[sizeof(client->refusal_text)];
+
+		snprintf(text, sizeof(text), "%.*s", (int)(bytes - sizeof(msg)), client->packet + sizeof(msg));
+		return wire_refused(client, msg.status, text);
+	}
 	pthread_mutex_lock(&client->lock);
 	for (request = client->requests; request; request = request->next)
 		if (request->id == msg.id && request->sent)
@@ -406,6 +432,8 @@ int wire_receive(struct kvp_client *client)
 	do
 		n = recvmsg(client->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	while (n < 0 && errno == EINTR);
+	if (n < 0 && errno == ECONNRESET) /* closed before it read our last message; what it said before comes now */
+		n = recvmsg(client->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	if (n < 0 && errno == EAGAIN)
 		return 0;
 	if (n <= 0)

@@ -843,7 +843,7 @@ static void without_descriptors_there_is_a_clear_error(void **state)
 	close(fds[--n]);
 	assert_int_equal(kvp_open(&opts, &client), 0);
 	assert_int_equal(kvp_state(client, NULL), KVP_DETACHED);
-	assert_int_equal(kvp_ping(client, kvp_deadline_ms(100)), -KVP_EDETACHED);
+	assert_int_equal(kvp_ping(client, kvp_deadline_ms(100)), -KVP_EQUOTA);
 	while (n)
 		close(fds[--n]);
 	setrlimit(RLIMIT_NOFILE, &before);
