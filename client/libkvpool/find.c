@@ -512,6 +512,11 @@ static __attribute__((noinline)) int64_t acquire_many(struct acquire *a)
 		if (a->at == before && now_ns() >= a->deadline_ns)
 			break;
 	}
+	if (a->deadline_ns && a->at < a->n) { /* past a miss nothing is asked back, but missed it is */
+		uint32_t from = a->asked_to > a->at ? a->asked_to : a->at;
+
+		lookup_tell(a->map, a->keys + from, a->n - from);
+	}
 	acquire_rest(a, kvp_state(a->ns->client, NULL) == KVP_ATTACHED ? a->reason : KVP_MISS_DETACHED);
 	acquire_count(a);
 	return a->at;

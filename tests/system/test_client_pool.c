@@ -452,8 +452,10 @@ static void joining_what_is_not_there_or_is_other_is_refused(void **state)
 
 	assert_int_equal(try_ns(f->a, "nowhere", KVP_NS_JOIN, 0, NULL, BLOCK, &ns), -KVP_ENOENT);
 	assert_non_null(strstr(kvp_error(f->a), "nowhere"));
+	assert_string_equal(kvp_differs(f->a), "");
 	assert_int_equal(try_ns(f->a, "n", KVP_NS_JOIN, 0, NULL, BLOCK + 1, &ns), -KVP_EMISMATCH);
 	assert_non_null(strstr(kvp_error(f->a), "block_bytes"));
+	assert_string_equal(kvp_differs(f->a), "block_bytes");
 	assert_int_equal(try_ns(f->a, "n", KVP_NS_JOIN, 0, NULL, BLOCK, &ns), 0);
 	kvp_ns_close(ns);
 	assert_int_equal(try_ns(f->a, "n", 0, 0, NULL, BLOCK + 1, &ns), 0);

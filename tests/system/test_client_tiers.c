@@ -131,6 +131,34 @@ static void spilled_blocks_come_back_by_the_deadline(void **state)
 	assert_int_equal(counts.tokens_spill, 20 * BLOCK_TOKENS);
 }
 
+static void what_another_has_brought_back_is_found_in_dram(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_counts counts = {.size = sizeof(counts)};
+	struct kvp_key keys[4] = {wire_key(1), wire_key(2), wire_key(3), wire_key(99999)};
+	struct kvp_view views[4], held[2];
+	struct kvp_client *other;
+	struct kvp_ns *ns;
+
+	put_many(f->ns, 0, 10);
+	put_many(f->ns, 1000, 150);
+	open_client(f, &other, &ns);
+	assert_int_equal(kvp_acquire(ns, &keys[1], 2, 0, kvp_deadline_ms(10000), held), 2);
+	assert_int_equal(kvp_acquire(f->ns, keys, 4, 0, kvp_deadline_ms(10000), views), 3);
+	assert_int_equal(views[0].hit, KVP_HIT_SPILL); /* one message asks for all four */
+	assert_int_equal(views[1].hit, KVP_HIT_RAM);
+	assert_int_equal(views[2].hit, KVP_HIT_RAM);
+	assert_int_equal(views[3].hit, KVP_MISS);
+	kvp_release(views, 4);
+	assert_int_equal(kvp_counts(f->client, &counts), 0);
+	assert_int_equal(counts.hits_spill, 1);
+	assert_int_equal(counts.hits_ram, 2);
+	assert_int_equal(counts.misses, 1);
+	kvp_release(held, 2);
+	kvp_ns_close(ns);
+	kvp_close(other);
+}
+
 static void a_prefetched_block_is_a_hit(void **state)
 {
 	struct fixture *f = *state;
@@ -309,6 +337,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 		TEST(spilled_blocks_come_back_by_the_deadline),
+		TEST(what_another_has_brought_back_is_found_in_dram),
 		TEST(a_prefetched_block_is_a_hit),
 		TEST(more_than_the_pool_holds_is_no_error),
 		TEST(several_parts_have_what_all_of_them_have),

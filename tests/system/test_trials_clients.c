@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <linux/sched.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -20,6 +21,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -558,6 +560,42 @@ static void an_engine_whose_pid_is_1_lives_as_long_as_it_lives(void **state)
 	assert_true(all_can_be_had(t->ns, 3000));
 }
 
+static pid_t fork_as(pid_t want)
+{
+	struct clone_args args = {.exit_signal = SIGCHLD, .set_tid = (uintptr_t)&want, .set_tid_size = 1};
+
+	return (pid_t)syscall(SYS_clone3, &args, sizeof(args));
+}
+
+static void a_dead_engines_pid_used_again_is_no_sign_of_life(void **state)
+{
+	struct trial *t = *state;
+	int ends[2];
+	pid_t pid, other;
+
+	fill_pool(t->ns);
+	assert_int_equal(pipe(ends), 0);
+	pid = fork();
+	if (pid == 0)
+		hold_all(t, ends[1], false);
+	engine_ready(ends);
+	assert_true(room(t->ns, 200) < BLOCKS);
+	kill(t->host.pid, SIGSTOP); /* so that the daemon only sees it when the number is somebody else's */
+	engine_kill(pid);
+	other = fork_as(pid);
+	if (other == 0)
+		for (;;)
+			pause();
+	kill(t->host.pid, SIGCONT);
+	if (other < 0 && (errno == EPERM || errno == ENOSYS)) {
+		assert_true(all_can_be_had(t->ns, 2000));
+		skip(); /* only who may choose numbers can try it */
+	}
+	assert_int_equal(other, pid);
+	assert_true(all_can_be_had(t->ns, 2000));
+	engine_kill(other);
+}
+
 /* ---- B31 ---- */
 
 #define DAEMON_UID 61001u
@@ -659,6 +697,7 @@ int main(int argc, char **argv)
 		WITH_DAEMON(a_hundred_killed_engines_cost_the_daemon_nothing),
 		WITH_DAEMON(engines_that_attach_while_the_daemon_comes_and_goes_are_served_or_told),
 		WITH_DAEMON(nobody_waits_for_an_engine_that_is_killed_anywhere),
+		WITH_DAEMON(a_dead_engines_pid_used_again_is_no_sign_of_life),
 		WITH_DAEMON(an_engine_whose_pid_is_1_lives_as_long_as_it_lives),
 		cmocka_unit_test(users_of_the_group_work_under_any_umask_and_others_get_nothing),
 		WITH_DAEMON(five_kills_take_one_pool_of_memory_and_purge_leaves_none),

@@ -267,6 +267,195 @@ static void of_another_pool_old_views_stay_right_and_publishing_says_gone(void *
 	assert_int_equal(trial_get(t->ns, &key, 77, TRIAL_BLOCK), 1);
 }
 
+static void no_epoch_of_another_pool_is_met_again(void **state)
+{
+	struct trial *t = *state;
+	uint64_t epochs[5], again;
+
+	for (unsigned i = 0; i < 5; i++) {
+		trial_attach(t);
+		kvp_state(t->client, &epochs[i]);
+		host_kill(&t->host);
+		trial_detach(t);
+		trial_start(t);
+		trial_attach(t);
+		kvp_state(t->client, &again);
+		assert_int_equal(again, epochs[i] + 1);
+		for (unsigned j = 0; j < i; j++)
+			assert_true(epochs[i] > epochs[j] + 1 || epochs[j] > epochs[i] + 1);
+		trial_detach(t);
+		host_kill(&t->host);
+		trial_memory_gone(t);
+		trial_start(t);
+	}
+}
+
+/* ---- what the counters say of clients ---- */
+
+#define COUNTER(t, name) ((uint64_t)atomic_load(&(t)->host.stats->counters.name))
+
+static const struct kvp_ns_counters *counters_of(struct trial *t)
+{
+	struct kvp_ns_info info = {.size = sizeof(info)};
+
+	assert_int_equal(kvp_ns_info(t->ns, &info), 0);
+	return &host_ns_row(&t->host, info.ns_id)->counters;
+}
+
+static uint64_t misses_in(const struct kvp_ns_counters *c)
+{
+	return atomic_load(&c->miss_never) + atomic_load(&c->miss_evicted) + atomic_load(&c->miss_sibling) +
+	       atomic_load(&c->miss_damaged) + atomic_load(&c->miss_tier) + atomic_load(&c->miss_cost);
+}
+
+static uint64_t hits_in(const struct kvp_ns_counters *c)
+{
+	return atomic_load(&c->hits_ram) + atomic_load(&c->hits_spill);
+}
+
+/* An engine that looks up ten keys of which four are there, then is killed, or waits for that. */
+static void look_up(const struct trial *t, unsigned times, bool waits)
+{
+	struct kvp_client *client;
+	struct kvp_view views[10];
+	struct kvp_key keys[10];
+	struct kvp_desc desc;
+	struct kvp_ns *ns;
+
+	trial_desc(&desc);
+	for (unsigned i = 0; i < 10; i++)
+		keys[i] = wire_key(i);
+	if (trial_client(t, &client) < 0 || trial_ns(client, "m", &desc, &ns) < 0)
+		_exit(1);
+	for (unsigned i = 0; i < times; i++)
+		kvp_release(views, (uint32_t)kvp_acquire(ns, keys, 10, 0, kvp_deadline_ms(1000), views));
+	if (waits)
+		wire_sleep_ms(1500); /* its counts are handed over */
+	kill(getpid(), SIGKILL);
+}
+
+static void lookups_are_hits_and_misses_also_of_an_engine_that_was_killed(void **state)
+{
+	struct trial *t = *state;
+	const struct kvp_ns_counters *c;
+	int status;
+
+	trial_attach(t);
+	for (uint64_t k = 0; k < 4; k++) {
+		struct kvp_key key = wire_key(k);
+
+		assert_int_equal(trial_put(t->ns, &key, NULL, k, TRIAL_BLOCK), KVP_PUB_STORED);
+	}
+	trial_detach(t);
+	for (unsigned waits = 0; waits < 2; waits++) {
+		pid_t pid = fork();
+
+		if (pid == 0)
+			look_up(t, 20, waits);
+		assert_int_equal(waitpid(pid, &status, 0), pid);
+	}
+	trial_attach(t);
+	c = counters_of(t);
+	assert_int_equal(misses_in(c), 2 * 20 * 6);
+	assert_in_range(hits_in(c), 20 * 4, 2 * 20 * 4);
+	assert_int_equal(atomic_load(&c->lookups), hits_in(c) + misses_in(c));
+}
+
+static void who_leaves_in_order_while_the_daemon_is_away_did_not_die(void **state)
+{
+	struct trial *t = *state;
+	int status;
+	pid_t pid;
+
+	trial_attach(t);
+	host_kill(&t->host);
+	trial_detach(t);
+	trial_start(t);
+	assert_int_equal(COUNTER(t, sessions_died), 0);
+	pid = fork();
+	if (pid == 0) {
+		struct kvp_client *client;
+
+		if (trial_client(t, &client) < 0 || kvp_state(client, NULL) != KVP_ATTACHED)
+			_exit(1);
+		kill(t->host.pid, SIGKILL);
+		kill(getpid(), SIGKILL);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_true(WIFSIGNALED(status));
+	host_kill(&t->host);
+	trial_start(t);
+	assert_int_equal(COUNTER(t, sessions_died), 1);
+}
+
+static bool held_is_one(void *arg)
+{
+	return atomic_load(&((const struct kvp_ns_counters *)arg)->held) == 1;
+}
+
+static void with_nobody_left_nothing_is_held(void **state)
+{
+	struct trial *t = *state;
+	struct kvp_key key = wire_key(1);
+	const struct kvp_ns_counters *c;
+	struct kvp_view view;
+	char pong[64];
+	struct wire w;
+
+	trial_attach(t);
+	assert_int_equal(trial_put(t->ns, &key, NULL, 1, TRIAL_BLOCK), KVP_PUB_STORED);
+	assert_int_equal(kvp_acquire(t->ns, &key, 1, 0, 0, &view), 1);
+	c = counters_of(t);
+	assert_true(wire_until(held_is_one, (void *)(uintptr_t)c, 2000));
+	assert_int_equal(wire_connect(&w, t->host.socket), 0);
+	trial_detach(t);
+	for (unsigned i = 0; i < 2; i++) /* the daemon has read that it left; it may not have looked at any pin since */
+		assert_true(wire_call(&w, KVP_MSG_PING, NULL, 0, pong, sizeof(pong)) > 0);
+	assert_int_equal(atomic_load(&c->held), 0);
+	wire_close(&w);
+}
+
+/* ---- who is kept out ---- */
+
+static bool attached(void *arg)
+{
+	return kvp_state(arg, NULL) == KVP_ATTACHED;
+}
+
+static struct kvp_client *kept_out(struct trial *t, const char *why)
+{
+	uint64_t refused = COUNTER(t, connections_refused);
+	struct kvp_client *client;
+
+	assert_int_equal(trial_client(t, &client), 0);
+	assert_int_equal(kvp_state(client, NULL), KVP_REFUSED);
+	assert_non_null(strstr(kvp_error(client), why));
+	assert_int_equal(kvp_ping(client, kvp_deadline_ms(100)), -KVP_EQUOTA);
+	assert_non_null(strstr(kvp_error(client), why));
+	assert_true(COUNTER(t, connections_refused) > refused);
+	return client;
+}
+
+static void who_is_one_too_many_learns_the_limit_and_gets_in_when_another_leaves(void **state)
+{
+	struct trial *t = *state;
+	const char *options[] = {"--pool", "2M", "--slab", "1M", "--spill", "off", "--max-clients", "1", NULL};
+	struct kvp_client *client;
+	struct wire one;
+
+	host_kill(&t->host);
+	assert_int_equal(host_start(&t->host, options), 0);
+	trial_attach(t);
+	client = kept_out(t, "max-clients (1)"); /* as a session */
+	kvp_close(client);
+	assert_int_equal(wire_connect(&one, t->host.socket), 0);
+	client = kept_out(t, "connections are open: raise max-clients (1)"); /* before it could say HELLO */
+	trial_detach(t);
+	wire_close(&one);
+	assert_true(wire_until(attached, client, 5000));
+	kvp_close(client);
+}
+
 #define WITH_DAEMON(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(int argc, char **argv)
@@ -279,6 +468,11 @@ int main(int argc, char **argv)
 		WITH_DAEMON(output_that_is_not_taken_ends_kvctl_without_a_crash),
 		WITH_DAEMON(a_thousand_at_once_are_all_answered),
 		WITH_DAEMON(while_the_daemon_starts_and_stops_stats_never_crash),
+		WITH_DAEMON(no_epoch_of_another_pool_is_met_again),
+		WITH_DAEMON(lookups_are_hits_and_misses_also_of_an_engine_that_was_killed),
+		WITH_DAEMON(who_leaves_in_order_while_the_daemon_is_away_did_not_die),
+		WITH_DAEMON(with_nobody_left_nothing_is_held),
+		WITH_DAEMON(who_is_one_too_many_learns_the_limit_and_gets_in_when_another_leaves),
 		WITH_DAEMON(of_another_pool_old_views_stay_right_and_publishing_says_gone),
 	};
 
