@@ -361,60 +361,6 @@ static void lookups_are_hits_and_misses_also_of_an_engine_that_was_killed(void *
 	assert_int_equal(atomic_load(&c->lookups), hits_in(c) + misses_in(c));
 }
 
-static void who_leaves_in_order_while_the_daemon_is_away_did_not_die(void **state)
-{
-	struct trial *t = *state;
-	int status;
-	pid_t pid;
-
-	trial_attach(t);
-	host_kill(&t->host);
-	trial_detach(t);
-	trial_start(t);
-	assert_int_equal(COUNTER(t, sessions_died), 0);
-	pid = fork();
-	if (pid == 0) {
-		struct kvp_client *client;
-
-		if (trial_client(t, &client) < 0 || kvp_state(client, NULL) != KVP_ATTACHED)
-			_exit(1);
-		kill(t->host.pid, SIGKILL);
-		kill(getpid(), SIGKILL);
-	}
-	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_true(WIFSIGNALED(status));
-	host_kill(&t->host);
-	trial_start(t);
-	assert_int_equal(COUNTER(t, sessions_died), 1);
-}
-
-static bool held_is_one(void *arg)
-{
-	return atomic_load(&((const struct kvp_ns_counters *)arg)->held) == 1;
-}
-
-static void with_nobody_left_nothing_is_held(void **state)
-{
-	struct trial *t = *state;
-	struct kvp_key key = wire_key(1);
-	const struct kvp_ns_counters *c;
-	struct kvp_view view;
-	char pong[64];
-	struct wire w;
-
-	trial_attach(t);
-	assert_int_equal(trial_put(t->ns, &key, NULL, 1, TRIAL_BLOCK), KVP_PUB_STORED);
-	assert_int_equal(kvp_acquire(t->ns, &key, 1, 0, 0, &view), 1);
-	c = counters_of(t);
-	assert_true(wire_until(held_is_one, (void *)(uintptr_t)c, 2000));
-	assert_int_equal(wire_connect(&w, t->host.socket), 0);
-	trial_detach(t);
-	for (unsigned i = 0; i < 2; i++) /* the daemon has read that it left; it may not have looked at any pin since */
-		assert_true(wire_call(&w, KVP_MSG_PING, NULL, 0, pong, sizeof(pong)) > 0);
-	assert_int_equal(atomic_load(&c->held), 0);
-	wire_close(&w);
-}
-
 /* ---- who is kept out ---- */
 
 static bool attached(void *arg)
@@ -470,8 +416,6 @@ int main(int argc, char **argv)
 		WITH_DAEMON(while_the_daemon_starts_and_stops_stats_never_crash),
 		WITH_DAEMON(no_epoch_of_another_pool_is_met_again),
 		WITH_DAEMON(lookups_are_hits_and_misses_also_of_an_engine_that_was_killed),
-		WITH_DAEMON(who_leaves_in_order_while_the_daemon_is_away_did_not_die),
-		WITH_DAEMON(with_nobody_left_nothing_is_held),
 		WITH_DAEMON(who_is_one_too_many_learns_the_limit_and_gets_in_when_another_leaves),
 		WITH_DAEMON(of_another_pool_old_views_stay_right_and_publishing_says_gone),
 	};
