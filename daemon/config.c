@@ -734,3 +734,53 @@ int config_check(struct config *config, char message[256])
 	}
 	return 0;
 }
+
+/* Limits, times and what is logged; all else is built upon at the start. */
+static bool option_is_live(const struct option_row *row)
+{
+	return row->kind == OPTION_NUMBER || !strcmp(row->name, "uid-max-transit") || !strcmp(row->name, "log-level");
+}
+
+static size_t option_room(const struct option_row *row)
+{
+	switch (row->kind) {
+	case OPTION_TEXT:
+		return row->max;
+	case OPTION_SIZE:
+		return sizeof(uint64_t);
+	case OPTION_BOOL:
+		return sizeof(bool);
+	default:
+		return sizeof(uint32_t);
+	}
+}
+
+static bool option_differs(const struct option_row *row, const struct config *a, const struct config *b)
+{
+	switch (row->kind) {
+	case OPTION_TEXT:
+		return strcmp((const char *)a + row->off, (const char *)b + row->off) != 0;
+	case OPTION_SPILL:
+		return strcmp(a->spill_dir, b->spill_dir) || a->spill_bytes != b->spill_bytes;
+	case OPTION_POOL:
+		return a->pool_bytes != b->pool_bytes || a->n_nodes != b->n_nodes ||
+		       memcmp(a->nodes, b->nodes, sizeof(a->nodes)) != 0;
+	case OPTION_LISTEN:
+		return a->n_listen != b->n_listen || memcmp(a->listen, b->listen, sizeof(a->listen)) != 0;
+	default:
+		return memcmp((const char *)a + row->off, (const char *)b + row->off, option_room(row)) != 0;
+	}
+}
+
+bool config_reload(struct config *now, const struct config *fresh, char later[256])
+{
+	size_t n = 0;
+
+	later[0] = 0;
+	for (const struct option_row *row = options; row < options + N_OPTIONS; row++)
+		if (option_is_live(row))
+			memcpy((char *)now + row->off, (const char *)fresh + row->off, option_room(row));
+		else if (option_differs(row, now, fresh) && n < 256)
+			n += (size_t)snprintf(later + n, 256 - n, "%s%s", n ? ", " : "", row->name);
+	return n;
+}

@@ -81,6 +81,13 @@ int config_parse_size(const char *text, uint64_t *bytes);
 /** config_parse_pool() - a new value of pool: pool_bytes and nodes. Return: 0; -EINVAL. */
 int config_parse_pool(struct config *config, const char *value, char message[256]);
 
+/**
+ * config_reload() - take over what may change while serving
+ * @later: names of what differs and has to wait for the next start
+ * Return: is there any such?
+ */
+bool config_reload(struct config *now, const struct config *fresh, char later[256]);
+
 /** config_check() - do the values fit each other? Return: 0; -EINVAL. */
 int config_check(struct config *config, char message[256]);
 

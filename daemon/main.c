@@ -128,21 +128,8 @@ static void daemon_reload(struct signals *signals)
 		log_err("not reloaded, the old values stay: %s", message);
 		return;
 	}
-	if (strcmp(fresh.socket, now->socket) || strcmp(fresh.name, now->name) || fresh.pool_bytes != now->pool_bytes ||
-		strcmp(fresh.spill_dir, now->spill_dir) || fresh.spill_bytes != now->spill_bytes)
-		log_warn("reload: socket, name, pool and spill change at the next start only");
-	strcpy(now->log_level, fresh.log_level);
-	now->max_clients = fresh.max_clients;
-	now->max_namespaces = fresh.max_namespaces;
-	now->uid_max_clients = fresh.uid_max_clients;
-	now->uid_max_namespaces = fresh.uid_max_namespaces;
-	now->uid_max_grants = fresh.uid_max_grants;
-	now->uid_max_pins = fresh.uid_max_pins;
-	now->uid_max_transit = fresh.uid_max_transit;
-	now->hold_limit_ms = fresh.hold_limit_ms;
-	now->heartbeat_ms = fresh.heartbeat_ms;
-	now->grant_limit_ms = fresh.grant_limit_ms;
-	now->free_percent = fresh.free_percent;
+	if (config_reload(now, &fresh, message))
+		log_warn("reload: %s: as before until the next start", message);
 	daemon_log_level(now);
 	log_info("reloaded");
 }

@@ -328,6 +328,30 @@ static void two_sockets_at_one_path_are_refused_by_their_names(void **state)
 	assert_non_null(strstr(message, "listen and listen are the same path"));
 }
 
+static void a_reload_takes_limits_and_names_what_has_to_wait(void **state)
+{
+	struct config now, fresh;
+	char message[256];
+
+	(void)state;
+	assert_int_equal(PARSE(&now, message, "--pool", "8M", "--listen", "/a", "--group", "a"), 0);
+	fresh = now;
+	assert_false(config_reload(&now, &fresh, message));
+	assert_string_equal(message, "");
+	assert_int_equal(PARSE(&fresh, message, "--pool", "16M", "--slab", "1M", "--listen", "/b", "--group", "b",
+				 "--io", "threads", "--spill", "/s:64M", "--lock-memory", "yes", "--socket-mode",
+				 "0600", "--uid-max-pins", "7", "--uid-max-transit", "1M", "--log-level", "debug"),
+		0);
+	assert_true(config_reload(&now, &fresh, message));
+	assert_string_equal(message, "socket-mode, listen, group, pool, slab, spill, io, lock-memory");
+	assert_int_equal(now.uid_max_pins, 7);
+	assert_int_equal(now.uid_max_transit, MIB);
+	assert_string_equal(now.log_level, "debug");
+	assert_int_equal(now.pool_bytes, 8 * MIB);
+	assert_string_equal(now.group, "a");
+	assert_int_equal(now.socket_mode, 0666);
+}
+
 static void nine_listen_options_are_one_too_many(void **state)
 {
 	char text[600] = "", message[256];
@@ -418,6 +442,7 @@ int main(void)
 		cmocka_unit_test(blanks_comments_and_line_ends_change_nothing),
 		cmocka_unit_test(a_configuration_that_is_no_regular_file_is_refused),
 		cmocka_unit_test(two_sockets_at_one_path_are_refused_by_their_names),
+		cmocka_unit_test(a_reload_takes_limits_and_names_what_has_to_wait),
 		cmocka_unit_test(nine_listen_options_are_one_too_many),
 		cmocka_unit_test(sizes_are_powers_of_1024),
 		cmocka_unit_test(a_pool_is_one_size_or_one_for_each_node),
