@@ -330,7 +330,7 @@ static void on_hello(struct peer *peer, const struct kvp_msg *msg, const void *b
 	else
 		r = session_open(peer->d, peer, &hello, &s, reason);
 	if (r < 0) {
-		if (r == -KVP_EQUOTA)
+		if (r != -KVP_EGONE && r != -KVP_ESTALE) /* no descriptor and no room too */
 			gauge_add(&pool->stats->counters.connections_refused, 1);
 		peer_refuse(peer, msg->type, msg->id, -r, "%s",
 			r == -KVP_EGONE	   ? "the session is of another pool"
@@ -376,7 +376,7 @@ static void on_join(struct peer *peer, const struct kvp_msg *msg, const void *bo
 	}
 	memcpy(&join, body, sizeof(join));
 	r = ns_join(peer->d, peer->session, &join, &ns, &joined, reason);
-	if (r == -KVP_EMISMATCH) { /* for programs, the field behind the text */
+	if (r == -KVP_EMISMATCH && join.flags & KVP_NS_JOIN) { /* for programs, the field behind the text */
 		peer_refuse(peer, msg->type, msg->id, -r, "%s%c%s", reason, 0, joined.differs);
 		return;
 	}

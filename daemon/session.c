@@ -176,6 +176,25 @@ static void session_header_fill(struct session *s)
 	atomic_store(&head->word, 1);
 }
 
+/* @reason: the one limit that is in the way. */
+static bool session_is_one_too_many(
+	const struct daemon *d, uid_t uid, const struct kvp_session_row *row, char reason[256])
+{
+	unsigned n = session_count_of(d, uid);
+
+	if (n >= d->config.uid_max_clients)
+		snprintf(reason, 256, "uid %u has %u sessions: raise uid-max-clients (%u)", (unsigned)uid, n,
+			d->config.uid_max_clients);
+	else if (d->n_sessions >= d->config.max_clients)
+		snprintf(reason, 256, "%u sessions are open: raise max-clients (%u)", d->n_sessions,
+			d->config.max_clients);
+	else if (!row)
+		snprintf(reason, 256, "%u sessions are open, more there cannot be", d->n_sessions);
+	else
+		return false;
+	return true;
+}
+
 int session_open(
 	struct daemon *d, struct peer *peer, const struct kvp_wire_hello *hello, struct session **out, char reason[256])
 {
@@ -185,14 +204,8 @@ int session_open(
 	uint64_t id;
 	int fd;
 
-	if (!row || d->n_sessions >= d->config.max_clients ||
-		session_count_of(d, peer->uid) >= d->config.uid_max_clients) {
-		snprintf(reason, 256,
-			"%u sessions of uid %u, %u of all: raise uid-max-clients (%u) or max-clients (%u)",
-			session_count_of(d, peer->uid), (unsigned)peer->uid, d->n_sessions, d->config.uid_max_clients,
-			d->config.max_clients);
+	if (session_is_one_too_many(d, peer->uid, row, reason))
 		return -KVP_EQUOTA;
-	}
 	randombytes_buf(&id, sizeof(id));
 	id |= 1;
 	session_name(d, id, name);

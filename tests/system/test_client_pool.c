@@ -442,6 +442,39 @@ static void a_handle_released_twice_takes_nobody_elses_hold(void **state)
 	assert_int_equal(kvp_release(&other, 1), 0);
 }
 
+static void *continue_soon(void *arg)
+{
+	wire_sleep_ms(100);
+	kill(((struct host *)arg)->pid, SIGCONT);
+	return NULL;
+}
+
+/* Not in the index when it is looked for, in memory when it is asked for: no store had a part in that, there is none. */
+static void what_is_published_while_it_is_asked_for_is_a_hit_in_dram(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_counts counts = {.size = sizeof(counts)};
+	struct kvp_block_ref block;
+	struct kvp_publish_item item = {.key = wire_key(77), .block = &block, .used_tokens = 16};
+	struct kvp_view view;
+	pthread_t thread;
+
+	assert_int_equal(kvp_reserve(f->ns_a, 1, 0, kvp_deadline_ms(5000), &block), 1);
+	wire_fill(block.data, BLOCK, 77);
+	assert_int_equal(kvp_ping(f->b, kvp_deadline_ms(5000)), 0); /* nothing of it is on the way: it comes second */
+	kill(f->host.pid, SIGSTOP);
+	kvp_publish(f->ns_a, &item, 1, NULL);
+	assert_int_equal(pthread_create(&thread, NULL, continue_soon, &f->host), 0);
+	assert_int_equal(get(f->ns_b, 77, 5000, &view), 1);
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	assert_int_equal(view.hit, KVP_HIT_RAM);
+	assert_true(wire_right(view.data, BLOCK, 77));
+	kvp_release(&view, 1);
+	assert_int_equal(kvp_counts(f->b, &counts), 0);
+	assert_int_equal(counts.hits_spill, 0);
+	assert_int_equal(counts.hits_ram, 1);
+}
+
 /* ---- namespaces ---- */
 
 static void joining_what_is_not_there_or_is_other_is_refused(void **state)
@@ -924,6 +957,7 @@ int main(void)
 		TEST(nothing_can_be_had_while_everything_is_held),
 		TEST(a_reserve_that_waits_gets_all_there_is),
 		TEST(a_handle_released_twice_takes_nobody_elses_hold),
+		TEST(what_is_published_while_it_is_asked_for_is_a_hit_in_dram),
 		TEST(joining_what_is_not_there_or_is_other_is_refused),
 		TEST(a_sibling_finds_nothing_and_is_told_why),
 		TEST(a_copied_namespace_takes_blocks_by_staging),

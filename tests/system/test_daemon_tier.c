@@ -199,7 +199,13 @@ static void a_chain_comes_back_from_disk_as_a_run(void **state)
 	assert_int_equal(wire_restore(&f->ns, keys, 20, 10000, found), sizeof(found));
 	for (uint64_t k = 0; k < 20; k++) {
 		assert_int_equal(found[k].state, KVP_HIT_RAM);
+		assert_int_equal(found[k].reason, KVP_WIRE_RESTORED);
 		assert_int_equal(comes_back(&f->ns, k, NULL), 1);
+	}
+	assert_int_equal(wire_restore(&f->ns, keys, 20, 10000, found), sizeof(found)); /* now they are there */
+	for (uint64_t k = 0; k < 20; k++) {
+		assert_int_equal(found[k].state, KVP_HIT_RAM);
+		assert_int_equal(found[k].reason, 0);
 	}
 }
 

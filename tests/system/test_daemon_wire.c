@@ -516,7 +516,8 @@ static void a_uid_at_its_limits_is_told_which_and_how_to_raise_it(void **state)
 	for (unsigned i = 0; i < 3; i++)
 		assert_int_equal(wire_open(&w[i], host.socket), 0);
 	assert_int_equal(wire_open(&w[3], host.socket), -KVP_EQUOTA);
-	assert_non_null(strstr(w[3].text, "uid-max-clients"));
+	assert_non_null(strstr(w[3].text, "uid-max-clients (3)"));
+	assert_null(strstr(w[3].text, " max-clients")); /* only the one that is in the way */
 	wire_close(&w[3]);
 	assert_int_equal(wire_join(&w[0], &ns[0], "a", BLOCK), 0);
 	assert_int_equal(wire_join(&w[0], &ns[1], "b", BLOCK), 0);
