@@ -12,6 +12,8 @@ static int budget_by_names(struct daemon *d, char message[256])
 {
 	unsigned n = topology_n_nodes(d->topology);
 
+	for (unsigned i = 0; i < n; i++)
+		d->nodes[i].budget = 0;
 	for (unsigned k = 0; k < d->config.n_nodes; k++) {
 		const struct config_node *wish = &d->config.nodes[k];
 		unsigned i = 0;
@@ -66,6 +68,27 @@ void budget_share_out(struct daemon *d, uint64_t bytes)
 		d->nodes[budget_least(d, piece * slab)].budget += piece * slab;
 	}
 	d->nodes[0].budget += bytes % slab; /* less than a slab */
+}
+
+void budget_set(struct daemon *d, uint64_t bytes)
+{
+	uint64_t slab = d->pool.header->slab_bytes;
+
+	d->budget_bytes = bytes;
+	budget_share_out(d, bytes);
+	if (d->config.n_nodes && d->config.pool_bytes) {
+		char message[256];
+
+		budget_by_names(d, message); /* was right when it was set */
+		for (unsigned i = 0; i < topology_n_nodes(d->topology); i++) {
+			double part = (double)d->nodes[i].budget / (double)d->config.pool_bytes;
+
+			d->nodes[i].budget = bytes == d->config.pool_bytes
+						     ? d->nodes[i].budget
+						     : (uint64_t)(part * (double)bytes) / slab * slab;
+		}
+	}
+	budget_stats(d);
 }
 
 int budget_start(struct daemon *d, char message[256])

@@ -25,6 +25,8 @@ struct budget_node {
 int budget_start(struct daemon *d, char message[256]);
 /** budget_share_out() - over the nodes with memory, equal shares as far as their sizes let */
 void budget_share_out(struct daemon *d, uint64_t bytes);
+/** budget_set() - another budget of all, in the proportions of --pool */
+void budget_set(struct daemon *d, uint64_t bytes);
 /** budget_room() - what may be allocated on node @i now */
 uint64_t budget_room(const struct daemon *d, uint32_t i);
 /** budget_over() - by how much node @i holds more than its budget */

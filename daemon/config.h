@@ -48,6 +48,8 @@ struct config {
 	uint64_t spill_bytes;
 	char io[16]; /* auto, uring, threads */
 	char log_level[16]; /* err, warn, info, debug */
+	uint32_t pressure_percent; /* memory is given back above; 0: never */
+	char pressure_file[256]; /* "": found by itself */
 	bool lock_memory; /* mlock the slabs */
 	uint32_t max_clients;
 	uint32_t max_namespaces;

@@ -38,6 +38,7 @@ struct daemon {
 	uint64_t slab_bytes_moving; /* of the budget: slabs being made, and those being emptied for them */
 	uint32_t n_making, n_coming; /* jobs of the maker; those that make a slab */
 	struct resize *resize;
+	struct pressure *pressure;
 	char *slab_failure; /* somebody who fills the budget wants to know: 256 bytes, why one could not be made */
 	struct leaving *leaving; /* slabs that clients still have mapped */
 	uint64_t leaving_bytes; /* what they occupy: out of the budget */

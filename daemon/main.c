@@ -22,6 +22,7 @@
 #include "log.h"
 #include "namespace.h"
 #include "peer.h"
+#include "pressure.h"
 #include "resize.h"
 #include "session.h"
 #include "slab.h"
@@ -210,6 +211,8 @@ static int daemon_start(struct daemon *d, char message[256])
 	r = tier_start(d, message);
 	if (r == 0)
 		r = resize_start(d);
+	if (r == 0)
+		r = pressure_start(d);
 	return r < 0 ? r : peer_start(d, message);
 }
 
@@ -221,6 +224,7 @@ static void daemon_stop(struct daemon *d)
 	sd_notify(0, "STOPPING=1");
 	if (d->listeners)
 		peer_stop(d);
+	pressure_stop(d);
 	resize_stop(d);
 	tier_stop(d);
 	for (struct ns *ns = d->namespaces; ns; ns = ns->next)

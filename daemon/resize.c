@@ -67,7 +67,8 @@ static void resize_end(struct resize *r)
 
 	r->active = false;
 	d->slab_failure = NULL;
-	log_info("resized: %" PRIu64 " bytes in slabs, the budget is %" PRIu64 "%s%s", d->slab_bytes_total,
+	log_line(r->peer || r->failure[0] ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG,
+		"resized: %" PRIu64 " bytes in slabs, the budget is %" PRIu64 "%s%s", d->slab_bytes_total,
 		d->budget_bytes, r->failure[0] ? "; " : "", r->failure);
 	resize_answer(r, false);
 	r->growing = false;
@@ -119,6 +120,7 @@ static int resize_set(struct daemon *d, const char *pool, char message[256])
 	struct config fresh = d->config;
 	struct budget_node before[TOPOLOGY_NODES_MAX];
 	uint64_t slab = d->pool.header->slab_bytes, had = d->budget_bytes;
+	struct config old = d->config;
 	int r = config_parse_pool(&fresh, pool, message);
 
 	if (r < 0)
@@ -143,8 +145,8 @@ static int resize_set(struct daemon *d, const char *pool, char message[256])
 	if (r < 0) {
 		for (unsigned i = 0; i < TOPOLOGY_NODES_MAX; i++)
 			d->nodes[i].budget = before[i].budget;
-		d->budget_bytes = d->config.pool_bytes = had;
-		d->config.n_nodes = 0;
+		d->budget_bytes = had;
+		d->config = old;
 	}
 	budget_stats(d);
 	return r;
@@ -164,6 +166,8 @@ void resize_ask(struct daemon *d, struct peer *peer, uint64_t msg_id, const char
 		peer_refuse(peer, KVP_MSG_RESIZE, msg_id, KVP_EINVAL, "%s", message);
 		return;
 	}
+	gauge_set(&d->pool.stats->counters.given_back_bytes, 0); /* whatever was: this counts */
+	d->pool.stats->pressure_message[0] = 0;
 	log_info("resize asked for by uid %u: from %" PRIu64 " to %" PRIu64 " bytes", (unsigned)peer->uid, had,
 		d->budget_bytes);
 	r->peer = peer;
@@ -173,6 +177,20 @@ void resize_ask(struct daemon *d, struct peer *peer, uint64_t msg_id, const char
 	d->slab_failure = r->failure;
 	loop_timer_set(d->loop, &r->deadline, deadline_ns);
 	loop_timer_set(d->loop, &r->timer, loop_now());
+}
+
+bool resize_to(struct daemon *d, uint64_t bytes)
+{
+	struct resize *r = d->resize;
+
+	if (r->peer)
+		return false;
+	budget_set(d, bytes);
+	r->active = r->growing = true;
+	r->failure[0] = 0;
+	d->slab_failure = r->failure;
+	loop_timer_set(d->loop, &r->timer, loop_now());
+	return true;
 }
 
 void resize_peer_gone(struct daemon *d, struct peer *peer)

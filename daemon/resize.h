@@ -14,6 +14,8 @@ int resize_start(struct daemon *d);
 void resize_stop(struct daemon *d);
 /** resize_ask() - KVP_MSG_RESIZE: @pool as in --pool. Answers when it is done, or at the deadline. */
 void resize_ask(struct daemon *d, struct peer *peer, uint64_t msg_id, const char *pool, uint64_t deadline_ns);
+/** resize_to() - the same for ourselves. Return: false: one that was asked for is under way. */
+bool resize_to(struct daemon *d, uint64_t bytes);
 /** resize_peer_gone() - nobody waits for the answer; it goes on */
 void resize_peer_gone(struct daemon *d, struct peer *peer);
 

@@ -122,6 +122,7 @@ struct kvp_stats {
 	_Atomic uint64_t reserved0;
 	char spill_dir[256];
 	char spill_message[256]; /* why the tier is off or down, or which engine serves it */
+	char pressure_message[256]; /* why the pool is smaller than --pool, if it is */
 	char numa_message[256]; /* why slabs are unbound, if they are */
 	uint32_t n_nodes;
 	uint32_t reserved1;

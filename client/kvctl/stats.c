@@ -69,6 +69,9 @@ static void print_memory(const struct snapshot *snapshot, const struct totals *t
 		printf("       staging %s, leaving %s; %" PRIu64 " slabs condemned\n",
 			quantity_bytes(a, C(c->slab_bytes_staging)), quantity_bytes(b, C(c->slab_bytes_leaving)),
 			(uint64_t)C(c->slabs_condemned));
+	text_clean(message, sizeof(message), snapshot->head.pressure_message, sizeof(snapshot->head.pressure_message));
+	if (message[0])
+		printf("       %s\n", message);
 	text_clean(message, sizeof(message), snapshot->head.numa_message, sizeof(snapshot->head.numa_message));
 	if (message[0])
 		printf("       placement: %s\n", message);
@@ -267,6 +270,8 @@ static json_t *stats_json(const struct pool *pool, const struct snapshot *snapsh
 	json_object_set_new(spill, "message", json_text(head->spill_message, sizeof(head->spill_message)));
 	json_object_set_new(json, "spill", spill);
 	json_object_set_new(json, "nodes", nodes_json(head));
+	json_object_set_new(
+		json, "pressure_message", json_text(head->pressure_message, sizeof(head->pressure_message)));
 	json_object_set_new(json, "numa_message", json_text(head->numa_message, sizeof(head->numa_message)));
 	for (unsigned i = 0; i < snapshot->n_ns; i++)
 		json_array_append_new(list, ns_json(&snapshot->ns[i]));

@@ -240,6 +240,62 @@ static void each_node_grows_and_shrinks_by_itself(void **state)
 	assert_int_equal(f->host.stats->nodes[1].asked, 5 * MIB); /* nothing was changed */
 }
 
+static void say_pressure(const struct fixture *f, const char *percent)
+{
+	char path[300];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s.psi", f->host.socket);
+	file = fopen(path, "w");
+	assert_non_null(file);
+	fprintf(file, "some avg10=%s avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+		percent);
+	fclose(file);
+}
+
+static void memory_is_given_back_under_pressure_and_taken_again_after_it(void **state)
+{
+	struct fixture *f = *state;
+	char path[300];
+	uint64_t low;
+
+	wire_close(&f->admin);
+	wire_leave(&f->ns);
+	wire_close(&f->w);
+	host_stop(&f->host);
+	snprintf(path, sizeof(path), "%s.psi", f->host.socket);
+	say_pressure(f, "0.00");
+	assert_int_equal(
+		host_start(&f->host, (const char *[]){"--pool", "8M", "--slab", "1M", "--free-percent", "0", "--spill",
+					     "off", "--pressure", "10", "--pressure-file", path, NULL}),
+		0);
+	given_client(f);
+	fill(f, 0, 8 * 16);
+	say_pressure(f, "9.00"); /* under the limit: nothing happens */
+	wire_sleep_ms(1200);
+	assert_int_equal(in_slabs(f), 8 * MIB);
+	say_pressure(f, "35.20");
+	for (unsigned i = 0; i < 150 && in_slabs(f) > 6 * MIB; i++)
+		wire_sleep_ms(50);
+	say_pressure(f, "7.00"); /* neither over the limit nor calm: it stays */
+	wire_sleep_ms(700);
+	low = in_slabs(f);
+	assert_in_range(low, 2 * MIB, 6 * MIB);
+	assert_int_equal(in_shm(f), low);
+	assert_int_equal(atomic_load(&f->host.stats->counters.given_back_bytes), 8 * MIB - low);
+	assert_non_null(strstr(f->host.stats->pressure_message, "memory was short"));
+	wire_sleep_ms(1000);
+	assert_int_equal(in_slabs(f), low);
+	say_pressure(f, "0.00");
+	for (unsigned i = 0; i < 300 && in_slabs(f) == low; i++)
+		wire_sleep_ms(50);
+	assert_true(in_slabs(f) > low);
+	assert_int_equal(resize(f, "8M", 5000), sizeof(f->done)); /* an operator has the last word */
+	assert_int_equal(in_slabs(f), 8 * MIB);
+	assert_int_equal(atomic_load(&f->host.stats->counters.given_back_bytes), 0);
+	unlink(path);
+}
+
 static void what_cannot_be_is_refused_and_changes_nothing(void **state)
 {
 	struct fixture *f = *state;
@@ -283,6 +339,7 @@ int main(void)
 		TEST(what_is_held_stays_and_the_answer_says_so_and_it_goes_when_it_is_let_go),
 		TEST(memory_that_went_is_really_free_though_an_engine_has_it_mapped_and_reads_it),
 		cmocka_unit_test_setup_teardown(each_node_grows_and_shrinks_by_itself, on_three_nodes, teardown),
+		TEST(memory_is_given_back_under_pressure_and_taken_again_after_it),
 		TEST(what_cannot_be_is_refused_and_changes_nothing),
 		TEST(a_start_with_a_smaller_pool_shrinks_to_it_and_keeps_the_blocks_that_fit),
 	};
