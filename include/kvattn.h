@@ -70,8 +70,8 @@ enum kvattn_type { /* of stored elements, little-endian; numbers never change */
 	KVATTN_F16 = 2, /* IEEE 754 binary16 */
 	KVATTN_BF16 = 3,
 	KVATTN_I8 = 4, /* a scale for each token and head, TILED only: value = scale * code, code -127 .. 127 */
-	KVATTN_I4 = 5, /* this and what follows: reserved, -ENOTSUP */
-	KVATTN_FP8_E4M3 = 6,
+	KVATTN_I4 = 5, /* groups with a step and a least value, TILED only: value = least + step * code, code 0 .. 15 */
+	KVATTN_FP8_E4M3 = 6, /* of the OCP: no infinities, up to 448 */
 };
 
 enum kvattn_layout {
@@ -93,7 +93,10 @@ enum kvattn_layout {
  * block + k_off + i * k_token_stride + h * k_head_stride, V's likewise.  In K's tile dim d of token t is element
  * d * T + t.  V's dims are rounded up to 16 and cut into chunks of 64; in its tile dim d of token t of chunk c is element
  * c * 64 * T + t * (dims of the chunk) + d % 64.  I8 has T scales (f32) behind the elements, at a multiple of 4 bytes;
- * its offsets and strides are multiples of 4.  The last tile of a block is a whole one: its rest is room unused.
+ * its offsets and strides are multiples of 4; so are I4's.  I4 has codes of four bits, then steps, then least values, both
+ * f16.  K: byte (d / 2) * T + t holds dims d (low half) and d + 1 (high), a group is a dim of a tile, groups are numbered
+ * by dim, rounded up to 16.  V: a token's dims of a chunk are 16-byte pieces of 32 dims, byte i holds dims i and i + 16, a
+ * group is a token of a chunk, number c * 16 + t.  The last tile of a block is a whole one: its rest is room unused.
  */
 struct kvattn_geom {
 	uint32_t size; /* sizeof(struct kvattn_geom) */
@@ -150,7 +153,7 @@ KVATTN_API uint64_t kvattn_block_bytes(const struct kvattn_shape *shape);
 /** kvattn_block_bytes_tiled() - the same of a TILED block */
 KVATTN_API uint64_t kvattn_block_bytes_tiled(const struct kvattn_shape *shape);
 
-/** kvattn_type_bytes() - of one element, without its scale; 0: the type is not served */
+/** kvattn_type_bytes() - of one element, without its scale; 0: less than a byte (I4), or the type is not served */
 KVATTN_API uint32_t kvattn_type_bytes(uint32_t type);
 
 /**
@@ -163,7 +166,9 @@ KVATTN_API uint32_t kvattn_type_bytes(uint32_t type);
  * @v_stride:    as @k_stride
  *
  * Rounds to nearest even, to infinity beyond the largest value; NaN stays NaN.  I8: the scale is the largest
- * magnitude / 127; a row with anything not finite in it comes back as NaN throughout.  Only the bytes of these rows
+ * magnitude / 127; a row with anything not finite in it comes back as NaN throughout.  FP8: what is finite stays so, up to
+ * 448; infinities become NaN.  I4: as I8 for a group, which f16 must hold; K comes in whole tiles: @first_token is a
+ * multiple of T, and a last tile that is not full is complete as it is - more rows for it mean putting it again.  Only the bytes of these rows
  * are written.
  * Return: 0; -EINVAL; -ENOTSUP type or layout.
  */
@@ -234,7 +239,7 @@ KVATTN_API void kvattn_opts_init(struct kvattn_opts *opts, uint32_t n_q_heads);
  * @opts:   NULL is not allowed
  *
  * Causal rows of a chunk are the last keys: store K and V of the new tokens first, count them in n_tokens, then attend.
- * Memory: a few hundred KiB a thread, and for a long decode on several threads 1/1024 of n_tokens, times n_q *
+ * Memory: some hundred KiB a thread, up to 4 MiB for prefill, and for a long decode on several threads 1/1024 of n_tokens, times n_q *
  * n_q_heads * (dim_v + 18) * 4 bytes; never n_q * n_tokens.  With n_threads > 1 at most that many threads work, the
  * caller among them; they are gone on return, and where the system refuses a thread the others do its work.
  * Return: 0; -EINVAL an argument is out of range; -ENOTSUP type or layout not served; -ENOMEM.

@@ -21,7 +21,8 @@
 #include "state.h"
 
 /* Query rows that share one pass over a head's keys, so few that their sums stay in the second-level cache. */
-#define ROWS_PER_HEAD 64u
+#define ROWS_PER_HEAD 256u
+#define ROWS_FEW 64u /* so few where there are threads enough for more units */
 /* The same over all heads of a unit. */
 #define ROWS_DECODE 256u
 #define SPLIT_ROWS_MAX 1024u
@@ -171,8 +172,12 @@ static void cut_rows(const struct plan *plan, struct cut *cut)
 {
 	const uint32_t group = plan->call.group, n_kv_heads = plan->call.geom.n_kv_heads;
 	const uint64_t n_q = cut->seq.s->n_q;
+	uint32_t rows = ROWS_PER_HEAD;
 
-	cut->q_block = n_q * group <= ROWS_PER_HEAD ? (uint32_t)n_q : group < ROWS_PER_HEAD ? ROWS_PER_HEAD / group : 1;
+	while (plan->n_threads > 1 && rows > ROWS_FEW &&
+		(n_q * group + rows - 1) / rows * n_kv_heads < 2 * (uint64_t)plan->n_threads)
+		rows /= 2;
+	cut->q_block = n_q * group <= rows ? (uint32_t)n_q : group < rows ? rows / group : 1;
 	cut->n_q_blocks = (n_q + cut->q_block - 1) / cut->q_block;
 	cut->head_block = cut->n_q_blocks > 1 ? 1 : least(n_kv_heads, ROWS_DECODE / (cut->q_block * group));
 	if (cut->head_block == 0)

@@ -5,6 +5,7 @@
  */
 #if defined(__x86_64__)
 #include <immintrin.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define TARGET __attribute__((target("avx2,fma,f16c")))
@@ -47,6 +48,26 @@ VEC vec vec_load_bf16(const uint16_t *p)
 VEC vec vec_load_i8(const int8_t *p)
 {
 	return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
+}
+
+/* Four bits, unsigned: the low half of each byte or the high one. */
+VEC vec vec_load_u4(const uint8_t *p, bool high)
+{
+	const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+
+	return _mm256_cvtepi32_ps(high ? _mm256_srli_epi32(bytes, 4) : _mm256_and_si256(bytes, _mm256_set1_epi32(15)));
+}
+
+/* Shifted into binary16 an E4M3 is 2^8 too small, subnormals too; NaN comes out as 480. */
+VEC vec vec_load_e4m3(const uint8_t *p)
+{
+	const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p));
+	const __m128i half = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((short)0xbf80));
+	const vec value = _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256));
+	const vec size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), value);
+
+	return _mm256_or_ps(value, _mm256_and_ps(_mm256_cmp_ps(size, _mm256_set1_ps(480), _CMP_EQ_OQ),
+					   _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000))));
 }
 
 VEC void vec_store(float *p, vec v)

@@ -5,6 +5,7 @@
  */
 #if defined(__x86_64__)
 #include <immintrin.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
@@ -47,6 +48,25 @@ VEC vec vec_load_bf16(const uint16_t *p)
 VEC vec vec_load_i8(const int8_t *p)
 {
 	return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
+}
+
+/* Four bits, unsigned: the low half of each byte or the high one. */
+VEC vec vec_load_u4(const uint8_t *p, bool high)
+{
+	const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+
+	return _mm512_cvtepi32_ps(high ? _mm512_srli_epi32(bytes, 4) : _mm512_and_si512(bytes, _mm512_set1_epi32(15)));
+}
+
+/* Shifted into binary16 an E4M3 is 2^8 too small, subnormals too; NaN comes out as 480. */
+VEC vec vec_load_e4m3(const uint8_t *p)
+{
+	const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
+	const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbf80));
+	const vec value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256));
+
+	return _mm512_mask_mov_ps(value, _mm512_cmp_ps_mask(_mm512_abs_ps(value), _mm512_set1_ps(480), _CMP_EQ_OQ),
+		_mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
 }
 
 VEC void vec_store(float *p, vec v)

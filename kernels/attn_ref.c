@@ -31,6 +31,9 @@ static void ref_store(uint32_t type, void *to, const float *from, size_t n)
 	else if (type == KVATTN_F16)
 		for (size_t i = 0; i < n; i++)
 			half[i] = half_f16_from(from[i]);
+	else if (type == KVATTN_FP8_E4M3)
+		for (size_t i = 0; i < n; i++)
+			((uint8_t *)to)[i] = half_e4m3_from(from[i]);
 	else
 		for (size_t i = 0; i < n; i++)
 			half[i] = half_bf16_from(from[i]);
@@ -45,6 +48,9 @@ static void ref_load(uint32_t type, float *to, const void *from, size_t n)
 	else if (type == KVATTN_F16)
 		for (size_t i = 0; i < n; i++)
 			to[i] = half_f16_to(half[i]);
+	else if (type == KVATTN_FP8_E4M3)
+		for (size_t i = 0; i < n; i++)
+			to[i] = half_e4m3_to(((const uint8_t *)from)[i]);
 	else
 		for (size_t i = 0; i < n; i++)
 			to[i] = half_bf16_to(half[i]);

@@ -19,7 +19,6 @@
 /* K or V of one head in one step. */
 struct lanes {
 	const char *base[STREAMS];
-	size_t step; /* K: bytes from dim to dim; V: from token to token of the first chunk, widened: of all */
 	const float *scale[STREAMS]; /* by token; NULL: none */
 };
 
@@ -27,13 +26,13 @@ struct lanes {
 struct fetch {
 	const char *own[STREAMS], *next[STREAMS];
 	size_t turn;
-	bool on;
 };
 
 struct tiled {
 	struct work w;
 	struct geom_tensor k, v;
 	size_t k_bytes, v_bytes; /* of a tile in blocks */
+	size_t fetch_lines; /* I4: lines of the next pass's tile for each sixteen dims of this one */
 	size_t ahead; /* bytes of a stream that are asked for before they are used */
 	struct tile tiles[SPLIT_STEPS];
 	bool sight[SPLIT_STEPS];
@@ -171,7 +170,7 @@ static void lanes_open(const struct tiled *x, const struct tile *tile, const str
 		lanes->base[s] = NULL;
 		if (sub->whole)
 			lanes->base[s] = tile_addr(t, sub, head);
-		else if (sub->present) {
+		else if (sub->present && t->type != KVATTN_I4) { /* of I4 rows are widened one by one */
 			tile_copy(&x->w, sub, t, head, bytes, copy + s * bytes);
 			lanes->base[s] = copy + s * bytes;
 		}
@@ -186,7 +185,6 @@ static void lanes_open(const struct tiled *x, const struct tile *tile, const str
 				(const float *)(const void *)(lanes->base[s] + tiled_scale_off(t->type, t->dim,
 										       TILED_TOKENS, t->values));
 	}
-	lanes->step = kvattn_type_bytes(t->type) * (t->values ? tiled_v_row(t->dim, 0) : SUB_TOKENS);
 }
 
 /* ---- Keys ---- */
@@ -198,17 +196,12 @@ INLINE vec elems_vec(const int type, const char *at, size_t i)
 	return row_vec(type, at, i);
 }
 
-INLINE uint32_t elem_bytes(const int type)
-{
-	return type == KVATTN_F32 ? 4 : type == KVATTN_I8 ? 1 : 2;
-}
-
-/* @n dims, a constant, from @d on: scores of @n_rows rows with @n_streams subtiles. */
-INLINE void scores_dims(const int type, const int n_rows, const uint32_t n_streams, const uint32_t n, const float *q,
-	size_t q_stride, uint32_t d, const char *const *k, size_t step, const char *const *soon,
+/* @n dims (all of these constants) at @k and on: scores of @n_rows rows with @n_streams subtiles.  @q: [dim][n_rows] */
+INLINE void scores_dims(const int type, const int n_rows, const uint32_t n_streams, const uint32_t n, const size_t step,
+	const float *q, const char *const *k, size_t at, const char *const *soon, size_t soon_at,
 	vec sum[KEY_ROWS][KEY_VECS])
 {
-	const uint32_t line_dims = elem_bytes(type) * SUB_TOKENS >= 64 ? 1 : 64 / (elem_bytes(type) * SUB_TOKENS);
+	const uint32_t dim_bytes = elem_bytes(type) * SUB_TOKENS, line_dims = dim_bytes >= 64 ? 1 : 64 / dim_bytes;
 
 	UNROLL for (uint32_t i = 0; i < n; i++)
 	{
@@ -216,12 +209,12 @@ INLINE void scores_dims(const int type, const int n_rows, const uint32_t n_strea
 
 		if (soon && i % line_dims == 0)
 			UNROLL for (uint32_t s = 0; s < n_streams; s++)
-				__builtin_prefetch(soon[s] + (d + i) * SUB_TOKENS * elem_bytes(type));
+				__builtin_prefetch(soon[s] + soon_at + i * dim_bytes);
 		UNROLL for (uint32_t j = 0; j < n_streams * SUB_VECS; j++) key[j] =
-			elems_vec(type, k[j / SUB_VECS] + (d + i) * step, j % SUB_VECS * LANES);
+			elems_vec(type, k[j / SUB_VECS] + at + i * step, j % SUB_VECS * LANES);
 		UNROLL for (int r = 0; r < n_rows; r++)
 		{
-			const vec query = vec_set1(q[r * q_stride + d + i]);
+			const vec query = vec_set1(q[i * (uint32_t)n_rows + (uint32_t)r]);
 
 			UNROLL for (uint32_t j = 0; j < n_streams * SUB_VECS; j++) sum[r][j] =
 				vec_fma(query, key[j], sum[r][j]);
@@ -229,53 +222,59 @@ INLINE void scores_dims(const int type, const int n_rows, const uint32_t n_strea
 	}
 }
 
-INLINE void scores_take(const int type, const int n_rows, const uint32_t n_streams, const float *q, size_t q_stride,
-	uint32_t dim, const char *const *k, size_t step, const struct fetch *fetch, uint32_t s0, float *score)
+/* @wide: the tile was widened, its streams lie side by side */
+INLINE void scores_take(const int type, const bool wide, const int n_rows, const uint32_t n_streams, const float *q,
+	uint32_t dim, const char *const *k, const struct fetch *fetch, uint32_t s0, float *score)
 {
+	const size_t dim_bytes = elem_bytes(type) * SUB_TOKENS, step = wide ? ATTN_TILE * sizeof(float) : dim_bytes;
 	vec sum[KEY_ROWS][KEY_VECS];
 	uint32_t d = 0;
 
 	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t j = 0; j < n_streams * SUB_VECS; j++) sum[r][j] =
 		vec_zero();
-	for (; d + DIM_STEP <= dim; d += DIM_STEP) {
-		const char *const *soon = d * SUB_TOKENS * elem_bytes(type) < fetch->turn ? fetch->own : fetch->next;
+	for (; d + DIM_STEP <= dim; d += DIM_STEP, q += DIM_STEP * (uint32_t)n_rows) {
+		const char *const *soon = NULL;
 
-		scores_dims(
-			type, n_rows, n_streams, DIM_STEP, q, q_stride, d, k, step, fetch->on ? soon + s0 : NULL, sum);
+		if (fetch)
+			soon = (d * dim_bytes < fetch->turn ? fetch->own : fetch->next) + s0;
+		scores_dims(type, n_rows, n_streams, DIM_STEP, step, q, k, d * step, soon, d * dim_bytes, sum);
 	}
-	for (; d < dim; d++)
-		scores_dims(type, n_rows, n_streams, 1, q, q_stride, d, k, step, NULL, sum);
+	for (; d < dim; d++, q += (uint32_t)n_rows)
+		scores_dims(type, n_rows, n_streams, 1, step, q, k, d * step, NULL, 0, sum);
 	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t j = 0; j < n_streams * SUB_VECS; j++)
 		vec_store(score + r * ATTN_TILE + j * LANES, sum[r][j]);
 }
 
-INLINE void scores_rows(const int type, const uint32_t n_streams, const struct tiled *x, const float *q,
-	const char *const *k, size_t step, const struct fetch *fetch, uint32_t s0)
+INLINE void scores_rows(const int type, const bool wide, const uint32_t n_streams, const struct tiled *x,
+	const float *q, const char *const *k, const struct fetch *fetch, uint32_t s0)
 {
+	const char *const base[STREAMS] = {k[0], k[n_streams > 1], k[n_streams > 2 ? 2 : 0], k[n_streams > 3 ? 3 : 0]};
 	const struct work *w = &x->w;
 	const uint32_t dim = x->k.dim;
-	struct fetch none = {.on = false};
 	float *score = w->weight + s0 * SUB_TOKENS;
 	uint32_t r = 0;
 
-	for (; r + KEY_ROWS <= w->rows; r += KEY_ROWS) {
-		scores_take(type, KEY_ROWS, n_streams, q + (size_t)r * w->k_pad, w->k_pad, dim, k, step,
-			r ? &none : fetch, s0, score + (size_t)r * ATTN_TILE);
+	if (!wide && w->rows >= KEY_ROWS) {
+		scores_take(type, wide, KEY_ROWS, n_streams, q, dim, base, fetch, s0, score);
+		r = KEY_ROWS;
 	}
+	for (; r + KEY_ROWS <= w->rows; r += KEY_ROWS)
+		scores_take(type, wide, KEY_ROWS, n_streams, q + (size_t)r * w->k_pad, dim, base, NULL, s0,
+			score + (size_t)r * ATTN_TILE);
 	for (; r < w->rows; r++)
-		scores_take(type, 1, n_streams, q + (size_t)r * w->k_pad, w->k_pad, dim, k, step, r ? &none : fetch, s0,
+		scores_take(type, wide, 1, n_streams, q + (size_t)r * w->k_pad, dim, base, wide || r ? NULL : fetch, s0,
 			score + (size_t)r * ATTN_TILE);
 }
 
-INLINE void scores_all(const int type, const struct tiled *x, const float *q, const struct lanes *k,
+INLINE void scores_all(const int type, const bool wide, const struct tiled *x, const float *q, const struct lanes *k,
 	const struct fetch *fetch, bool one_stream)
 {
 	if (one_stream) {
-		scores_rows(type, 1, x, q, k->base, k->step, fetch, 0);
+		scores_rows(type, wide, 1, x, q, k->base, fetch, 0);
 		return;
 	}
 	for (uint32_t s = 0; s < STREAMS; s += KEY_STREAMS)
-		scores_rows(type, KEY_STREAMS, x, q, k->base + s, k->step, fetch, s);
+		scores_rows(type, wide, KEY_STREAMS, x, q, k->base + s, fetch, s);
 }
 
 /* Each score by its token's scale. */
@@ -307,7 +306,7 @@ TARGET static void scores_scale(const struct work *w, const struct lanes *k)
 
 /* @n_rows rows take in LANES * @n_vecs dims of all values of a chunk, or of those in @mask (by turns). */
 INLINE void turns_take(const int type, const int n_rows, const int n_vecs, const bool all, uint64_t mask,
-	const float *weight, const char *const *v, size_t step, const char *const *own, const char *const *next,
+	const float *weight, const char *const *v, const size_t step, const char *const *own, const char *const *next,
 	size_t turn, uint32_t dim0, float *acc, size_t acc_stride)
 {
 	vec sum[VALUE_ROWS][VALUE_VECS];
@@ -338,57 +337,80 @@ INLINE void turns_take(const int type, const int n_rows, const int n_vecs, const
 }
 #undef TURN
 
-/* All dims of @n_rows rows, chunk by chunk.  @wide: f32 rows of v_pad, not chunks. */
-INLINE void turns_dims(const int type, const int n_rows, const bool all, uint64_t mask, const float *weight,
-	const struct tiled *x, const struct lanes *v, bool wide, const struct fetch *fetch, float *acc,
+/* The chunk of @n dims that begins at dim @c. */
+INLINE void turns_chunk(const int type, const int n_rows, const bool all, uint64_t mask, const float *weight,
+	const struct lanes *v, size_t off, const size_t step, const struct fetch *fetch, uint32_t n, float *acc,
 	size_t acc_stride)
 {
-	const uint32_t dim = (uint32_t)attn_round_up(x->v.dim, TILED_PAD);
+	const char *const base[STREAMS] = {v->base[0] + off, v->base[1] + off, v->base[2] + off, v->base[3] + off};
+	const char *own[STREAMS], *next[STREAMS];
+	size_t turn = 0;
+	uint32_t d = 0;
 
-	for (uint32_t c = 0; c < dim; c += TILED_CHUNK) {
-		const uint32_t n = tiled_v_row(x->v.dim, c);
-		const size_t off = (wide ? c : (size_t)c * SUB_TOKENS) * elem_bytes(type);
-		const size_t step = wide ? v->step : n * elem_bytes(type);
-		const char *base[STREAMS], *own[STREAMS], *next[STREAMS];
-		const size_t turn = fetch->turn > off ? fetch->turn - off : 0;
-		uint32_t d = 0;
-
-		for (uint32_t s = 0; s < STREAMS; s++) {
-			base[s] = v->base[s] + off;
+	if (fetch) {
+		turn = fetch->turn > off ? fetch->turn - off : 0;
+		UNROLL for (uint32_t s = 0; s < STREAMS; s++)
+		{
 			own[s] = fetch->own[s] + off;
 			next[s] = fetch->next[s] + off;
 		}
-		for (; d + VALUE_VECS * LANES <= n; d += VALUE_VECS * LANES)
-			turns_take(type, n_rows, VALUE_VECS, all, mask, weight, base, step, fetch->on ? own : NULL,
-				next, turn, d, acc + c + d, acc_stride);
-		for (; d < n; d += LANES)
-			turns_take(type, n_rows, 1, all, mask, weight, base, step, NULL, NULL, 0, d, acc + c + d,
+	}
+	for (; d + VALUE_VECS * LANES <= n; d += VALUE_VECS * LANES)
+		turns_take(type, n_rows, VALUE_VECS, all, mask, weight, base, step, fetch ? own : NULL, next, turn, d,
+			acc + d, acc_stride);
+	for (; d < n; d += LANES)
+		turns_take(type, n_rows, 1, all, mask, weight, base, step, NULL, NULL, 0, d, acc + d, acc_stride);
+}
+
+/* All dims of @n_rows rows, chunk by chunk.  @wide: f32 rows of all dims, not chunks. */
+INLINE void turns_dims(const int type, const bool wide, const int n_rows, const bool all, uint64_t mask,
+	const float *weight, const struct tiled *x, const struct lanes *v, const struct fetch *fetch, float *acc,
+	size_t acc_stride)
+{
+	const uint32_t dim = (uint32_t)attn_round_up(x->v.dim, TILED_PAD), elem = elem_bytes(type);
+
+	if (wide) {
+		turns_chunk(type, n_rows, all, mask, weight, v, 0, STREAMS * dim * elem, NULL, dim, acc, acc_stride);
+		return;
+	}
+	for (uint32_t c = 0; c < dim; c += TILED_CHUNK) {
+		const size_t off = (size_t)c * SUB_TOKENS * elem;
+
+		if (dim - c >= TILED_CHUNK)
+			turns_chunk(type, n_rows, all, mask, weight, v, off, TILED_CHUNK * elem, fetch, TILED_CHUNK,
+				acc + c, acc_stride);
+		else
+			turns_chunk(type, n_rows, all, mask, weight, v, off, (dim - c) * elem, fetch, dim - c, acc + c,
 				acc_stride);
 	}
 }
 
-INLINE void turns_rows(const int type, const bool all, uint32_t n_rows, uint64_t mask, const float *weight,
-	const struct tiled *x, const struct lanes *v, bool wide, const struct fetch *fetch, float *acc,
+INLINE void turns_rows(const int type, const bool wide, const bool all, uint32_t n_rows, uint64_t mask,
+	const float *weight, const struct tiled *x, const struct lanes *v, const struct fetch *fetch, float *acc,
 	size_t acc_stride)
 {
-	static const struct fetch none = {.on = false};
-
-	for (; n_rows >= VALUE_ROWS; n_rows -= VALUE_ROWS) {
-		turns_dims(type, VALUE_ROWS, all, mask, weight, x, v, wide, fetch, acc, acc_stride);
+	if (!wide && n_rows >= VALUE_ROWS) { /* the first rows fetch for the others */
+		turns_dims(type, wide, VALUE_ROWS, all, mask, weight, x, v, fetch, acc, acc_stride);
 		weight += VALUE_ROWS * ATTN_TILE;
 		acc += VALUE_ROWS * acc_stride;
-		fetch = &none;
+		n_rows -= VALUE_ROWS;
+		fetch = NULL;
+	}
+	for (; n_rows >= VALUE_ROWS; n_rows -= VALUE_ROWS) {
+		turns_dims(type, wide, VALUE_ROWS, all, mask, weight, x, v, NULL, acc, acc_stride);
+		weight += VALUE_ROWS * ATTN_TILE;
+		acc += VALUE_ROWS * acc_stride;
 	}
 	for (; n_rows; n_rows--) {
-		turns_dims(type, 1, all, mask, weight, x, v, wide, fetch, acc, acc_stride);
+		turns_dims(type, wide, 1, all, mask, weight, x, v, wide ? NULL : fetch, acc, acc_stride);
 		weight += ATTN_TILE;
 		acc += acc_stride;
-		fetch = &none;
+		fetch = NULL;
 	}
 }
 
-INLINE void turns_all(
-	const int type, const struct tiled *x, const struct lanes *v, bool wide, const struct fetch *fetch, uint32_t h)
+INLINE void turns_all(const int type, const bool wide, const struct tiled *x, const struct lanes *v,
+	const struct fetch *fetch, uint32_t h)
 {
 	const struct work *w = &x->w;
 	const size_t acc_stride = w->part->call->acc_floats;
@@ -401,10 +423,10 @@ INLINE void turns_all(
 		for (n = 1; r + n < w->rows && w->mask[r + n] == mask; n++)
 			;
 		if (mask == UINT64_MAX)
-			turns_rows(type, true, n, mask, w->weight + (size_t)r * ATTN_TILE, x, v, wide, fetch,
+			turns_rows(type, wide, true, n, mask, w->weight + (size_t)r * ATTN_TILE, x, v, r ? NULL : fetch,
 				acc + r * acc_stride, acc_stride);
 		else if (mask)
-			turns_rows(type, false, n, mask, w->weight + (size_t)r * ATTN_TILE, x, v, wide, fetch,
+			turns_rows(type, wide, false, n, mask, w->weight + (size_t)r * ATTN_TILE, x, v, NULL,
 				acc + r * acc_stride, acc_stride);
 	}
 }
@@ -421,12 +443,12 @@ TARGET static void weights_scale(const struct work *w, const struct lanes *v)
 	TARGET static void scores_##name(const struct tiled *x, const float *q, const struct lanes *k, \
 		const struct fetch *fetch, bool one_stream) \
 	{ \
-		scores_all(type, x, q, k, fetch, one_stream); \
+		scores_all(type, false, x, q, k, fetch, one_stream); \
 	} \
 	TARGET static void turns_##name( \
 		const struct tiled *x, const struct lanes *v, const struct fetch *fetch, uint32_t h) \
 	{ \
-		turns_all(type, x, v, false, fetch, h); \
+		turns_all(type, false, x, v, fetch, h); \
 	} \
 	/* All of a tile to f32, K [dim][64], V [t][s][v_pad] */ \
 	TARGET static void widen_k_##name(const struct tiled *x, const struct lanes *k, float *to) \
@@ -434,7 +456,7 @@ TARGET static void weights_scale(const struct work *w, const struct lanes *v)
 		for (uint32_t d = 0; d < x->k.dim; d++) \
 			for (uint32_t j = 0; j < ATTN_TILE; j += LANES) \
 				vec_store(to + d * ATTN_TILE + j, \
-					elems_vec(type, k->base[j / SUB_TOKENS] + d * k->step, j % SUB_TOKENS)); \
+					elems_vec(type, k->base[j / SUB_TOKENS], d * SUB_TOKENS + j % SUB_TOKENS)); \
 	} \
 	TARGET static void widen_v_##name(const struct tiled *x, const struct lanes *v, float *to) \
 	{ \
@@ -454,10 +476,128 @@ TILED_PASSES(t32, KVATTN_F32)
 TILED_PASSES(t16, KVATTN_F16)
 TILED_PASSES(tb16, KVATTN_BF16)
 TILED_PASSES(t8, KVATTN_I8)
+TILED_PASSES(tf8, KVATTN_FP8_E4M3)
 
-TARGET static void turns_wide(const struct tiled *x, const struct lanes *v, const struct fetch *fetch, uint32_t h)
+/* ---- I4: always widened ---- */
+
+/* Sixteen f16 as f32. */
+INLINE void halves_open(const uint16_t *from, float *to)
 {
-	turns_all(KVATTN_F32, x, v, true, fetch, h);
+	for (uint32_t j = 0; j < SUB_TOKENS; j += LANES)
+		vec_store(to + j, vec_load_f16(from + j));
+}
+
+/* value = least + step * code; the product is exact, so the sum is the only rounding */
+INLINE vec i4_vec(const uint8_t *bytes, bool high, float step, float least)
+{
+	return vec_fma(vec_load_u4(bytes, high), vec_set1(step), vec_set1(least));
+}
+
+INLINE const uint16_t *i4_steps_of(const struct geom_tensor *t, const char *tile)
+{
+	return (const uint16_t *)(const void *)(tile + tiled_scale_off(t->type, t->dim, TILED_TOKENS, t->values));
+}
+
+/* What does not lie in one tile: row by row; the rest is zero. */
+static void rows_widen(
+	const struct tiled *x, const struct sub *sub, const struct geom_tensor *t, uint32_t head, float *to)
+{
+	const struct attn_part *part = x->w.part;
+	const size_t v_row = attn_round_up(x->v.dim, TILED_PAD);
+	const size_t dim_step = t->values ? 1 : ATTN_TILE, token_step = t->values ? STREAMS * v_row : 1;
+	float row[KVATTN_DIM_MAX];
+
+	for (uint32_t i = 0; i < SUB_TOKENS; i++)
+		for (uint32_t d = 0; d < t->dim; d++)
+			to[i * token_step + d * dim_step] = 0;
+	for (uint32_t i = sub->run; i < part->n_runs && part->runs[i].pos < sub->pos + SUB_TOKENS; i++) {
+		const struct attn_run *run = &part->runs[i];
+		const int64_t run_end = run->pos + run->n, sub_end = sub->pos + SUB_TOKENS;
+		const int64_t end = run_end < sub_end ? run_end : sub_end;
+
+		for (int64_t pos = run->pos > sub->pos ? run->pos : sub->pos; pos < end; pos++) {
+			geom_row_load(
+				&attn_isa_scalar, t, run->block, run->token + (uint64_t)(pos - run->pos), head, row);
+			for (uint32_t d = 0; d < t->dim; d++)
+				to[(size_t)(pos - sub->pos) * token_step + d * dim_step] = row[d];
+		}
+	}
+}
+
+TARGET static void widen_k_i4(const struct tiled *x, const struct tile *tile, uint32_t head, const struct lanes *k,
+	const struct fetch *fetch, float *to)
+{
+	const uint32_t dim = x->k.dim, pad = (uint32_t)tiled_i4_steps(dim, false);
+	float step[SUB_TOKENS], least[SUB_TOKENS];
+
+	for (uint32_t d0 = 0; d0 < dim; d0 += SUB_TOKENS)
+		for (uint32_t s = 0; s < STREAMS; s++) {
+			const uint16_t *steps;
+			const uint8_t *codes = (const uint8_t *)k->base[s];
+
+			if (!tile->sub[s].whole)
+				continue;
+			steps = i4_steps_of(&x->k, k->base[s]);
+
+			halves_open(steps + d0, step);
+			halves_open(steps + pad + d0, least);
+			for (size_t o = d0 / SUB_TOKENS * x->fetch_lines; o < (d0 / SUB_TOKENS + 1) * x->fetch_lines;
+				o++)
+				__builtin_prefetch(fetch->next[s] + o * 64);
+			for (uint32_t d = d0; d < dim && d < d0 + SUB_TOKENS; d++)
+				for (uint32_t j = 0; j < SUB_TOKENS; j += LANES)
+					vec_store(to + d * ATTN_TILE + s * SUB_TOKENS + j,
+						i4_vec(codes + d / 2 * SUB_TOKENS + j, d % 2, step[d - d0],
+							least[d - d0]));
+		}
+	for (uint32_t s = 0; s < STREAMS; s++)
+		if (!tile->sub[s].whole)
+			rows_widen(x, &tile->sub[s], &x->k, head, to + s * SUB_TOKENS);
+}
+
+TARGET static void widen_v_i4(const struct tiled *x, const struct tile *tile, uint32_t head, const struct lanes *v,
+	const struct fetch *fetch, float *to)
+{
+	const uint32_t dim = (uint32_t)attn_round_up(x->v.dim, TILED_PAD);
+	const uint32_t groups = (uint32_t)tiled_i4_steps(x->v.dim, true);
+	float step[SUB_TOKENS], least[SUB_TOKENS];
+
+	for (uint32_t c = 0; c < dim; c += TILED_CHUNK) {
+		const uint32_t n = tiled_v_row(x->v.dim, c), row = tiled_i4_row(n);
+
+		for (uint32_t s = 0; s < STREAMS; s++) {
+			const uint16_t *steps;
+			const uint8_t *codes;
+
+			if (!tile->sub[s].whole)
+				continue;
+			steps = i4_steps_of(&x->v, v->base[s]) + c / TILED_CHUNK * TILED_TOKENS;
+			codes = (const uint8_t *)v->base[s] + c / 2 * SUB_TOKENS;
+
+			halves_open(steps, step);
+			halves_open(steps + groups, least);
+			for (size_t o = c / SUB_TOKENS * x->fetch_lines; o < (c + n) / SUB_TOKENS * x->fetch_lines; o++)
+				__builtin_prefetch(fetch->next[s] + o * 64);
+			for (uint32_t t = 0; t < SUB_TOKENS; t++)
+				for (uint32_t d = 0; d < n; d += LANES)
+					vec_store(to + ((size_t)t * STREAMS + s) * dim + c + d,
+						i4_vec(codes + t * row + d / 32 * 16 + d % 16, d / 16 % 2, step[t],
+							least[t]));
+		}
+	}
+	for (uint32_t s = 0; s < STREAMS; s++)
+		if (!tile->sub[s].whole)
+			rows_widen(x, &tile->sub[s], &x->v, head, to + s * dim);
+}
+
+TARGET static void scores_wide(const struct tiled *x, const float *q, const struct lanes *k, bool one_stream)
+{
+	scores_all(KVATTN_F32, true, x, q, k, NULL, one_stream);
+}
+
+TARGET static void turns_wide(const struct tiled *x, const struct lanes *v, uint32_t h)
+{
+	turns_all(KVATTN_F32, true, x, v, NULL, h);
 }
 
 #define BY_TYPE(type, call, ...) \
@@ -468,6 +608,8 @@ TARGET static void turns_wide(const struct tiled *x, const struct lanes *v, cons
 			call##_t16(__VA_ARGS__); \
 		else if ((type) == KVATTN_BF16) \
 			call##_tb16(__VA_ARGS__); \
+		else if ((type) == KVATTN_FP8_E4M3) \
+			call##_tf8(__VA_ARGS__); \
 		else \
 			call##_t8(__VA_ARGS__); \
 	} while (0)
@@ -475,18 +617,28 @@ TARGET static void turns_wide(const struct tiled *x, const struct lanes *v, cons
 /* ---- A step of one head ---- */
 
 /* Many rows: K and V are widened to f32 once for all of them. */
-static void lanes_widen(const struct tiled *x, struct lanes *k, struct lanes *v)
+static void keys_widen(
+	const struct tiled *x, const struct tile *tile, uint32_t head, struct lanes *k, const struct fetch *fetch)
 {
-	const size_t v_row = attn_round_up(x->v.dim, TILED_PAD);
-
-	BY_TYPE(x->k.type, widen_k, x, k, x->w.k_wide);
-	BY_TYPE(x->v.type, widen_v, x, v, x->w.v_wide);
-	k->step = ATTN_TILE * sizeof(float);
-	v->step = STREAMS * v_row * sizeof(float);
-	for (uint32_t s = 0; s < STREAMS; s++) {
+	if (x->k.type == KVATTN_I4)
+		widen_k_i4(x, tile, head, k, fetch, x->w.k_wide);
+	else
+		BY_TYPE(x->k.type, widen_k, x, k, x->w.k_wide);
+	for (uint32_t s = 0; s < STREAMS; s++)
 		k->base[s] = (const char *)(x->w.k_wide + s * SUB_TOKENS);
-		v->base[s] = (const char *)(x->w.v_wide + s * v_row);
-	}
+}
+
+static void values_widen(
+	const struct tiled *x, const struct tile *tile, uint32_t head, struct lanes *v, const struct fetch *fetch)
+{
+	const size_t row = attn_round_up(x->v.dim, TILED_PAD);
+
+	if (x->v.type == KVATTN_I4)
+		widen_v_i4(x, tile, head, v, fetch, x->w.v_wide);
+	else
+		BY_TYPE(x->v.type, widen_v, x, v, x->w.v_wide);
+	for (uint32_t s = 0; s < STREAMS; s++)
+		v->base[s] = (const char *)(x->w.v_wide + s * row);
 }
 
 /* Where stream @s of the keys goes on after step @i of head @h; nowhere: where it is. */
@@ -502,7 +654,6 @@ static void fetch_set(struct fetch *fetch, const struct tiled *x, const struct l
 {
 	const size_t ahead = x->ahead < own_bytes ? x->ahead : own_bytes;
 
-	fetch->on = !x->w.widen;
 	fetch->turn = own_bytes - ahead;
 	for (uint32_t s = 0; s < STREAMS; s++) {
 		fetch->own[s] = own->base[s] + ahead;
@@ -525,11 +676,13 @@ TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t n
 		fetch_k.next[s] = v.base[s];
 		fetch_v.next[s] = stream_next(x, next_step, head0 + next_h, s, k.base[s]);
 	}
-	fetch_set(&fetch_k, x, &k, x->k_bytes);
-	fetch_set(&fetch_v, x, &v, x->v_bytes);
+	if (!w->widen) {
+		fetch_set(&fetch_k, x, &k, x->k_bytes);
+		fetch_set(&fetch_v, x, &v, x->v_bytes);
+	}
 	if (w->widen) {
-		lanes_widen(x, &k, &v);
-		scores_t32(x, w->q + (size_t)h * w->rows * w->k_pad, &k, &fetch_k, one_stream);
+		keys_widen(x, tile, head0 + h, &k, &fetch_k);
+		scores_wide(x, w->q + (size_t)h * w->rows * w->k_pad, &k, one_stream);
 	} else {
 		BY_TYPE(x->k.type, scores, x, w->q + (size_t)h * w->rows * w->k_pad, &k, &fetch_k, one_stream);
 	}
@@ -541,10 +694,12 @@ TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t n
 	for (uint32_t r = 0; r < w->rows; r++)
 		if (w->mask[r] != UINT64_MAX)
 			w->mask[r] = by_turns(w->mask[r]);
-	if (w->widen)
-		turns_wide(x, &v, &fetch_v, h);
-	else
+	if (w->widen) {
+		values_widen(x, tile, head0 + h, &v, &fetch_v);
+		turns_wide(x, &v, h);
+	} else {
 		BY_TYPE(x->v.type, turns, x, &v, &fetch_v, h);
+	}
 }
 
 /* ---- A split ---- */
@@ -571,15 +726,40 @@ static void group_take(struct tiled *x, uint32_t first)
 	}
 }
 
+/* Queries of KEY_ROWS rows at a time as [dim][row], of what is left over row by row. */
+static void queries_turn(const struct work *w)
+{
+	const struct attn_part *part = w->part;
+	const uint32_t dim_k = part->call->geom.dim_k, group = part->call->group;
+	const uint32_t turned = w->rows / KEY_ROWS * KEY_ROWS;
+
+	for (uint32_t h = 0; h < part->rows.n_heads; h++)
+		for (uint32_t r = 0; r < w->rows; r++) {
+			const size_t head = (size_t)(part->rows.head0 + h) * group + r % group;
+			const float *from =
+				part->seq->s->q + (part->rows.q0 + r / group) * part->seq->q_stride + head * dim_k;
+			const uint32_t first = r < turned ? r / KEY_ROWS * KEY_ROWS : r;
+			const uint32_t step = r < turned ? KEY_ROWS : 1;
+			float *to = w->q + ((size_t)h * w->rows + first) * w->k_pad + (r - first);
+
+			for (uint32_t d = 0; d < dim_k; d++)
+				to[(size_t)d * step] = from[d];
+		}
+}
+
 static void tiled_part(const struct attn_part *part)
 {
 	const struct kvattn_geom *geom = &part->call->geom;
 	struct tiled x = {.k = geom_tensor_k(geom), .v = geom_tensor_v(geom), .ahead = AHEAD_BYTES};
 
 	work_init(part, &x.w);
-	work_load_queries(&x.w);
+	queries_turn(&x.w);
 	x.k_bytes = attn_round_up(tiled_bytes(x.k.type, x.k.dim, TILED_TOKENS, false), TILED_ALIGN);
 	x.v_bytes = attn_round_up(tiled_bytes(x.v.type, x.v.dim, TILED_TOKENS, true), TILED_ALIGN);
+	x.w.widen = tiled_wide(part->call, x.w.rows);
+	x.fetch_lines = (x.k_bytes > x.v_bytes ? x.k_bytes : x.v_bytes) * SUB_TOKENS / 64 /
+				(x.k.dim < x.v.dim ? x.k.dim : x.v.dim) +
+			1;
 	tiled_find(&x);
 	tiled_sight(&x);
 	for (uint32_t i = 0; i < SPLIT_STEPS; i += GROUP_STEPS)

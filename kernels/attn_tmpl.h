@@ -86,6 +86,13 @@ struct work {
 
 /* ---- Memory ---- */
 
+/* Whether a tile is widened to f32 before use: many rows, or codes of less than a byte. */
+static bool tiled_wide(const struct attn_call *call, uint32_t rows)
+{
+	return call->geom.layout == KVATTN_TILED &&
+	       (rows >= WIDEN_ROWS || call->geom.type_k == KVATTN_I4 || call->geom.type_v == KVATTN_I4);
+}
+
 static size_t scratch_layout(
 	const struct attn_call *call, uint32_t rows_all, uint32_t rows, struct work *w, char *memory)
 {
@@ -108,8 +115,8 @@ static size_t scratch_layout(
 	TAKE(seen, uint64_t, (size_t)rows * (tiled ? ATTN_SPLIT / ATTN_TILE : 1));
 	TAKE(k_copy, char, ATTN_TILE *k_pad * sizeof(float) + scales);
 	TAKE(v_copy, char, ATTN_TILE *v_pad * sizeof(float) + scales);
-	TAKE(k_wide, float, tiled &&rows >= WIDEN_ROWS ? ATTN_TILE * k_pad : 0);
-	TAKE(v_wide, float, tiled &&rows >= WIDEN_ROWS ? ATTN_TILE * v_pad : 0);
+	TAKE(k_wide, float, tiled_wide(call, rows) ? ATTN_TILE *k_pad : 0);
+	TAKE(v_wide, float, tiled_wide(call, rows) ? ATTN_TILE *v_pad : 0);
 #undef TAKE
 	return at;
 }
@@ -339,7 +346,14 @@ INLINE vec row_vec(const int type, const char *row, size_t i)
 		return vec_load((const float *)(const void *)row + i);
 	if (type == KVATTN_F16)
 		return vec_load_f16((const uint16_t *)(const void *)row + i);
+	if (type == KVATTN_FP8_E4M3)
+		return vec_load_e4m3((const uint8_t *)row + i);
 	return vec_load_bf16((const uint16_t *)(const void *)row + i);
+}
+
+INLINE uint32_t elem_bytes(const int type)
+{
+	return type == KVATTN_F32 ? 4 : type == KVATTN_I8 || type == KVATTN_FP8_E4M3 ? 1 : 2;
 }
 
 INLINE void prefetch_row(const char *row, uint32_t bytes)
@@ -352,7 +366,7 @@ INLINE void prefetch_row(const char *row, uint32_t bytes)
 INLINE void keys_take(const int type, const int n_rows, const float *q, const uint32_t dim, const struct stream *k,
 	const struct ahead *ahead, float *score)
 {
-	const uint32_t elem = type == KVATTN_F32 ? 4 : 2;
+	const uint32_t elem = elem_bytes(type);
 
 	for (uint32_t t = 0; t < SUB_TOKENS; t++) {
 		const char *row[STREAMS], *soon[STREAMS];
@@ -651,6 +665,7 @@ INLINE void values_all(
 PASSES(f32, KVATTN_F32)
 PASSES(f16, KVATTN_F16)
 PASSES(bf16, KVATTN_BF16)
+PASSES(f8, KVATTN_FP8_E4M3)
 
 static void keys_of(
 	uint32_t type, const struct work *w, const float *q, const struct stream *k, const struct ahead *ahead)
@@ -659,6 +674,8 @@ static void keys_of(
 		keys_f32(w, q, k, ahead);
 	else if (type == KVATTN_F16)
 		keys_f16(w, q, k, ahead);
+	else if (type == KVATTN_FP8_E4M3)
+		keys_f8(w, q, k, ahead);
 	else
 		keys_bf16(w, q, k, ahead);
 }
@@ -670,6 +687,8 @@ static void values_of(
 		values_f32(w, v, ahead, h);
 	else if (type == KVATTN_F16)
 		values_f16(w, v, ahead, h);
+	else if (type == KVATTN_FP8_E4M3)
+		values_f8(w, v, ahead, h);
 	else
 		values_bf16(w, v, ahead, h);
 }

@@ -25,6 +25,11 @@ TARGET static void tmpl_store(uint32_t type, void *to, const float *from, size_t
 			half[i] = half_f16_from(from[i]);
 		return;
 	}
+	if (type == KVATTN_FP8_E4M3) {
+		for (; i < n; i++)
+			((uint8_t *)to)[i] = half_e4m3_from(from[i]);
+		return;
+	}
 	for (; i < n; i++)
 		half[i] = half_bf16_from(from[i]);
 }
@@ -43,6 +48,11 @@ TARGET static void tmpl_load(uint32_t type, float *to, const void *from, size_t 
 			vec_store(to + i, vec_load_f16(half + i));
 		for (; i < n; i++)
 			to[i] = half_f16_to(half[i]);
+		return;
+	}
+	if (type == KVATTN_FP8_E4M3) {
+		for (; i < n; i++)
+			to[i] = half_e4m3_to(((const uint8_t *)from)[i]);
 		return;
 	}
 	for (; i < n; i++)

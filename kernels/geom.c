@@ -12,6 +12,7 @@
 
 #include "attn.h"
 #include "dispatch.h"
+#include "half.h"
 #include "tiled.h"
 
 uint32_t kvattn_type_bytes(uint32_t type)
@@ -23,6 +24,7 @@ uint32_t kvattn_type_bytes(uint32_t type)
 	case KVATTN_BF16:
 		return 2;
 	case KVATTN_I8:
+	case KVATTN_FP8_E4M3:
 		return 1;
 	default:
 		return 0;
@@ -31,7 +33,9 @@ uint32_t kvattn_type_bytes(uint32_t type)
 
 static bool type_served(uint32_t layout, uint32_t type)
 {
-	return kvattn_type_bytes(type) && (layout == KVATTN_TILED || !tiled_scaled(type));
+	if (layout == KVATTN_TILED && type == KVATTN_I4)
+		return true;
+	return kvattn_type_bytes(type) && (layout == KVATTN_TILED || !tiled_only(type));
 }
 
 static int shape_check(uint32_t layout, uint32_t n_kv_heads, uint32_t dim_k, uint32_t dim_v, uint32_t block_tokens,
@@ -60,7 +64,7 @@ static int tensor_check(
 
 static uint32_t align_of(const struct kvattn_geom *geom, uint32_t type)
 {
-	return geom->layout == KVATTN_TILED && tiled_scaled(type) ? sizeof(float) : kvattn_type_bytes(type);
+	return geom->layout == KVATTN_TILED && tiled_only(type) ? sizeof(float) : kvattn_type_bytes(type);
 }
 
 int geom_check(const struct kvattn_geom *geom)
@@ -284,11 +288,137 @@ static float codes_from(int8_t *codes, const float *row, uint32_t n)
 	return scale;
 }
 
+/* ---- I4: groups of codes with a step and a least value ---- */
+
+struct i4_group {
+	uint16_t step, least;
+};
+
+/* Sixteen values between the least and the largest of @n numbers @stride apart.  What f16 cannot hold, or is not
+ * finite, makes the group NaN. */
+static struct i4_group i4_codes(uint8_t *codes, const float *x, size_t stride, uint32_t n)
+{
+	float low = x[0], high = x[0], step, least;
+	struct i4_group group;
+	bool finite = true;
+
+	for (uint32_t i = 0; i < n; i++) {
+		const float value = x[i * stride];
+
+		finite &= isfinite(value) != 0;
+		low = value < low ? value : low;
+		high = value > high ? value : high;
+	}
+	group.step = half_f16_from((high - low) / 15);
+	group.least = half_f16_from(low);
+	step = half_f16_to(group.step);
+	least = half_f16_to(group.least);
+	if (!finite || !isfinite(step) || !isfinite(least))
+		group.step = group.least = half_f16_from(NAN), step = 0;
+	for (uint32_t i = 0; i < n; i++) {
+		const float code = step > 0 ? rintf((x[i * stride] - least) / step) : 0;
+
+		codes[i] = (uint8_t)(code > 15 ? 15 : code > 0 ? code : 0);
+	}
+	return group;
+}
+
+static float i4_value(struct i4_group group, uint32_t code)
+{
+	return half_f16_to(group.step) * (float)code + half_f16_to(group.least);
+}
+
+static void nibble_set(uint8_t *byte, bool high, uint32_t code)
+{
+	*byte = (uint8_t)(high ? (*byte & 0x0f) | code << 4 : (*byte & 0xf0) | code);
+}
+
+/* The byte that holds a code and which half of it. */
+static size_t i4_at(const struct geom_tensor *t, uint32_t dim_at, uint32_t token, bool *high)
+{
+	const uint32_t chunk = dim_at / TILED_CHUNK * TILED_CHUNK, in = dim_at - chunk;
+
+	if (!t->values) {
+		*high = dim_at % 2;
+		return (size_t)(dim_at / 2) * t->tile + token;
+	}
+	*high = in / 16 % 2;
+	return (size_t)(chunk / 2) * t->tile + (size_t)token * tiled_i4_row(tiled_v_row(t->dim, chunk)) + in / 32 * 16 +
+	       in % 16;
+}
+
+static uint16_t *i4_steps(const struct geom_tensor *t, char *tile)
+{
+	return (uint16_t *)(void *)(tile + tiled_scale_off(t->type, t->dim, t->tile, t->values));
+}
+
+/* A tile's K: tokens 0 .. @n - 1, the rest is left without a value of its own. */
+static void i4_k_store(const struct geom_tensor *t, char *tile, const float *rows, size_t stride, uint32_t n)
+{
+	uint16_t *step = i4_steps(t, tile), *least = step + tiled_i4_steps(t->dim, false);
+
+	memset(tile, 0, tiled_bytes(t->type, t->dim, t->tile, false));
+	for (uint32_t d = 0; d < t->dim; d++) {
+		uint8_t codes[TILED_TOKENS];
+		const struct i4_group group = i4_codes(codes, rows + d, stride, n);
+
+		step[d] = group.step;
+		least[d] = group.least;
+		for (uint32_t i = 0; i < n; i++) {
+			bool high;
+			const size_t at = i4_at(t, d, i, &high);
+
+			nibble_set((uint8_t *)tile + at, high, codes[i]);
+		}
+	}
+}
+
+static void i4_v_store(const struct geom_tensor *t, char *tile, uint32_t token, const float *row)
+{
+	uint16_t *step = i4_steps(t, tile), *least = step + tiled_i4_steps(t->dim, true);
+
+	for (uint32_t c = 0; c < t->dim; c += TILED_CHUNK) {
+		const uint32_t n = t->dim - c < TILED_CHUNK ? t->dim - c : TILED_CHUNK;
+		const size_t at_group = c / TILED_CHUNK * TILED_TOKENS + token;
+		uint8_t codes[TILED_CHUNK];
+		const struct i4_group group = i4_codes(codes, row + c, 1, n);
+
+		step[at_group] = group.step;
+		least[at_group] = group.least;
+		for (uint32_t i = 0; i < n; i++) {
+			bool high;
+			const size_t at = i4_at(t, c + i, token, &high);
+
+			nibble_set((uint8_t *)tile + at, high, codes[i]);
+		}
+	}
+}
+
+static void i4_load(const struct geom_tensor *t, const char *tile, uint32_t token, float *row)
+{
+	const uint16_t *step =
+		(const uint16_t *)(const void *)(tile + tiled_scale_off(t->type, t->dim, t->tile, t->values));
+	const uint16_t *least = step + tiled_i4_steps(t->dim, t->values);
+
+	for (uint32_t d = 0; d < t->dim; d++) {
+		const size_t at_group = t->values ? d / TILED_CHUNK * TILED_TOKENS + token : d;
+		const struct i4_group group = {step[at_group], least[at_group]};
+		bool high;
+		const uint8_t byte = (uint8_t)tile[i4_at(t, d, token, &high)];
+
+		row[d] = i4_value(group, high ? byte >> 4 : byte & 15);
+	}
+}
+
 static void tile_row_store(
 	const struct attn_isa *isa, const struct geom_tensor *t, char *tile, uint32_t token, const float *row)
 {
 	_Alignas(float) char elems[KVATTN_DIM_MAX * sizeof(float)];
 
+	if (t->type == KVATTN_I4) {
+		i4_v_store(t, tile, token, row);
+		return;
+	}
 	if (tiled_scaled(t->type)) {
 		const float scale = codes_from((int8_t *)elems, row, t->dim);
 
@@ -306,6 +436,10 @@ static void tile_row_load(
 	_Alignas(float) char elems[KVATTN_DIM_MAX * sizeof(float)];
 	float scale;
 
+	if (t->type == KVATTN_I4) {
+		i4_load(t, tile, token, row);
+		return;
+	}
 	geom_token_move(t, elems, 1, 0, tile, t->tile, token);
 	if (!tiled_scaled(t->type)) {
 		isa->load(t->type, row, elems, t->dim);
@@ -367,11 +501,25 @@ static int stride_check(const struct kvattn_geom *geom, uint32_t dim, size_t *st
 	return *stride < dense ? -EINVAL : 0;
 }
 
+/* K of I4 has groups across the tokens of a tile: tile by tile. */
+static void tiles_put(const struct kvattn_geom *geom, const struct geom_tensor *t, char *block, uint32_t first,
+	uint32_t n, const float *rows, size_t stride)
+{
+	for (uint32_t i = 0; i < n; i += t->tile)
+		for (uint32_t h = 0; h < geom->n_kv_heads; h++)
+			i4_k_store(t, block + row_off(t, first + (uint64_t)i, h),
+				rows + i * stride + (size_t)h * t->dim, stride, n - i < t->tile ? n - i : t->tile);
+}
+
 static void tensor_put(const struct kvattn_geom *geom, const struct geom_tensor *t, char *block, uint32_t first,
 	uint32_t n, const float *rows, size_t stride)
 {
 	const struct attn_isa *isa = dispatch_isa();
 
+	if (t->type == KVATTN_I4 && !t->values) {
+		tiles_put(geom, t, block, first, n, rows, stride);
+		return;
+	}
 	for (uint32_t i = 0; i < n; i++)
 		for (uint32_t h = 0; h < geom->n_kv_heads; h++)
 			row_store(isa, t, block, first + (uint64_t)i, h, rows + i * stride + (size_t)h * t->dim);
@@ -398,6 +546,8 @@ int kvattn_put(const struct kvattn_geom *geom, void *block, uint32_t first_token
 	if (stride_check(geom, geom->dim_k, &k_stride) < 0 || stride_check(geom, geom->dim_v, &v_stride) < 0)
 		return -EINVAL;
 	t = geom_tensor_k(geom);
+	if (k && t.type == KVATTN_I4 && first_token % t.tile)
+		return -EINVAL;
 	if (k)
 		tensor_put(geom, &t, block, first_token, n_tokens, k, k_stride);
 	t = geom_tensor_v(geom);

@@ -1,5 +1,5 @@
 /*
- * half.h - binary16 and bfloat16 in plain C, for machines without F16C; the truth for those with it
+ * half.h - binary16, bfloat16 and FP8 (E4M3) in plain C, for machines without F16C; the truth for those with it
  *
  * Rounding is to nearest even.  A NaN keeps its sign and the leading bits of its payload and becomes quiet, as
  * VCVTPS2PH does it.
@@ -74,6 +74,36 @@ static inline uint16_t half_bf16_from(float f)
 static inline float half_bf16_to(uint16_t b)
 {
 	return half_float((uint32_t)b << 16);
+}
+
+/* E4M3 of the OCP: bias 7, no infinities, largest value 448, all ones is NaN.  What is finite and too large becomes the
+ * largest value; an infinity NaN. */
+static inline uint8_t half_e4m3_from(float f)
+{
+	const uint32_t bits = half_bits(f), sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
+
+	if (magnitude >= 0x7f800000)
+		return (uint8_t)(sign | 0x7f);
+	if (magnitude >= 0x43e00000) /* 448 */
+		return (uint8_t)(sign | 0x7e);
+	if (magnitude >= 0x3c800000) { /* 2^-6: normal; the exponent's bias goes from 127 to 7 */
+		const uint32_t rounded = half_round(magnitude - (120u << 23), 20);
+
+		return (uint8_t)(sign | (rounded > 0x7e ? 0x7e : rounded));
+	}
+	/* subnormal: in a float of 2^14's exponent the last bit weighs 2^-9, the smallest step */
+	return (uint8_t)(sign | (half_bits(half_float(magnitude) + 0x1p14f) - half_bits(0x1p14f)));
+}
+
+static inline float half_e4m3_to(uint8_t b)
+{
+	const uint32_t sign = (uint32_t)(b & 0x80) << 24, exponent = b >> 3 & 0xf, mantissa = b & 7;
+
+	if ((b & 0x7f) == 0x7f)
+		return half_float(sign | 0x7fc00000);
+	if (exponent == 0)
+		return half_float(sign | half_bits((float)mantissa * 0x1p-9f));
+	return half_float(sign | (exponent + 120) << 23 | mantissa << 20);
 }
 
 #endif

@@ -215,7 +215,7 @@ static uint32_t decode_rows(const char *type_name, uint32_t type, uint64_t token
 		struct pool pool;
 		char what[64];
 
-		if (type == KVATTN_I8 && kinds[i].order != TILED)
+		if ((type == KVATTN_I8 || type == KVATTN_I4) && kinds[i].order != TILED)
 			continue;
 		pool_open(&pool, type, kinds[i].block_tokens, kinds[i].order, tokens);
 		for (uint32_t threads = 1; threads <= 2; threads++) {
@@ -262,7 +262,9 @@ int main(int argc, char **argv)
 	rows += decode_rows("f16", KVATTN_F16, tokens, reps);
 	rows += decode_rows("bf16", KVATTN_BF16, tokens, reps);
 	rows += decode_rows("f32", KVATTN_F32, tokens, reps);
+	rows += decode_rows("fp8", KVATTN_FP8_E4M3, tokens, reps);
 	rows += decode_rows("i8", KVATTN_I8, tokens, reps);
+	rows += decode_rows("i4", KVATTN_I4, tokens, reps);
 	for (enum order order = HND; order <= TILED; order += TILED, rows += 2) {
 		prefill_row("f16", KVATTN_F16, order, reps);
 		prefill_row("f32", KVATTN_F32, order, reps);

@@ -95,17 +95,20 @@ static void impossible_shapes_are_refused(void **state)
 	assert_int_equal(kvattn_geom_init_hnd(NULL, &good, 0), -EINVAL);
 	assert_int_equal(kvattn_geom_init_hnd(&geom, NULL, 0), -EINVAL);
 	for (uint32_t type = 0; type < 9; type++) {
-		const bool served = type >= KVATTN_F32 && type <= KVATTN_BF16;
+		const bool served = (type >= KVATTN_F32 && type <= KVATTN_BF16) || type == KVATTN_FP8_E4M3;
 
 		bad[0] = good;
 		bad[0].type_v = type;
 		assert_int_equal(kvattn_geom_init_nhd(&geom, &bad[0], 0), served ? 0 : -ENOTSUP);
-		assert_int_equal(kvattn_type_bytes(type), type == KVATTN_F32  ? 4
-							  : served	      ? 2
-							  : type == KVATTN_I8 ? 1
-									      : 0);
-		assert_int_equal(kvattn_geom_init_tiled(&geom, &bad[0], 0), served || type == KVATTN_I8 ? 0 : -ENOTSUP);
+		assert_int_equal(kvattn_geom_init_tiled(&geom, &bad[0], 0),
+			type >= KVATTN_F32 && type <= KVATTN_FP8_E4M3 ? 0 : -ENOTSUP);
 	}
+	assert_int_equal(kvattn_type_bytes(KVATTN_F32), 4);
+	assert_int_equal(kvattn_type_bytes(KVATTN_F16), 2);
+	assert_int_equal(kvattn_type_bytes(KVATTN_BF16), 2);
+	assert_int_equal(kvattn_type_bytes(KVATTN_I8), 1);
+	assert_int_equal(kvattn_type_bytes(KVATTN_FP8_E4M3), 1);
+	assert_int_equal(kvattn_type_bytes(KVATTN_I4), 0);
 }
 
 /* ---- Rounding ---- */
@@ -219,6 +222,62 @@ static void every_half_comes_back_as_itself(void **state)
 	free(wide);
 }
 
+/* E4M3: four significant bits, 2^-6 the smallest normal, 448 the largest; what is finite stays finite. */
+static void fp8_is_rounded_to_nearest_even_and_saturates(void **state)
+{
+	float from[576], to[576];
+	uint64_t seed = 8;
+
+	(void)state;
+	for (uint32_t round = 0; round < 300; round++) {
+		const uint32_t n = 1 + noise_below(&seed, 576);
+
+		for (uint32_t i = 0; i < n; i++)
+			from[i] = round % 3 ? ldexpf(noise_float(&seed), (int)noise_below(&seed, 24) - 12)
+					    : ldexpf((float)noise_below(&seed, 64) - 32,
+						      (int)noise_below(&seed, 20) - 14);
+		from[0] = round == 0 ? INFINITY : round == 1 ? NAN : round == 2 ? -3e38f : from[0];
+		through_a_block(KVATTN_FP8_E4M3, from, to, n);
+		for (uint32_t i = 0; i < n; i++) {
+			const float near = rounded(from[i], 4, -6, 1e30);
+			const float want = fabsf(near) > 448 ? copysignf(448, near) : near;
+
+			same_number(KVATTN_FP8_E4M3, to[i], isfinite(from[i]) ? want : NAN, from[i]);
+		}
+	}
+}
+
+/* K of int4 has groups across the tokens of a tile: rows come in tiles, from a tile's first token on. */
+static void int4_keys_come_in_tiles(void **state)
+{
+	const struct kvattn_shape shape = {1, 2, 24, 40, KVATTN_I4, KVATTN_I4, 64};
+	float k[40 * 48], v[40 * 80], back_k[40 * 48], back_v[40 * 80];
+	uint64_t seed = 4;
+	struct kv kv;
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(k); i++) /* sixteen values a group, on f16's grid: exact */
+		k[i] = (float)noise_below(&seed, 16) * 0.25f - 2;
+	for (size_t i = 0; i < COUNT(v); i++)
+		v[i] = (float)noise_below(&seed, 16) * 0.5f + 8;
+	for (uint32_t i = 0; i < 48; i++)
+		for (uint32_t tile = 0; tile < 40; tile += 16) {
+			k[tile * 48 + i] = -2;
+			k[(tile + 1) * 48 + i] = 1.75f;
+		}
+	for (uint32_t i = 0; i < 40 * 80; i += 40) {
+		v[i] = 8;
+		v[i + 1] = 15.5f;
+	}
+	kv_open(&kv, &shape, ORDER_TILED, 64);
+	assert_int_equal(kvattn_put(&kv.geom, kv.memory, 8, 16, k, 0, NULL, 0), -EINVAL);
+	assert_int_equal(kvattn_put(&kv.geom, kv.memory, 16, 40, k, 0, v, 0), 0);
+	assert_int_equal(kvattn_get(&kv.geom, kv.memory, 16, 40, back_k, 0, back_v, 0), 0);
+	assert_memory_equal(k, back_k, sizeof(k));
+	assert_memory_equal(v, back_v, sizeof(v));
+	kv_close(&kv);
+}
+
 static void put_writes_its_rows_and_nothing_else(void **state)
 {
 	(void)state;
@@ -289,7 +348,8 @@ SPOIL(spoil_layout, a->geom.layout = 7)
 SPOIL(spoil_layout_zero, a->geom.layout = 0)
 SPOIL(spoil_tiled_i8, a->geom.layout = KVATTN_TILED; a->geom.type_k = KVATTN_I8; a->geom.k_token_stride = 6)
 SPOIL(spoil_type_i8, a->geom.type_k = KVATTN_I8)
-SPOIL(spoil_type_fp8, a->geom.type_v = KVATTN_FP8_E4M3)
+SPOIL(spoil_type_i4, a->geom.type_v = KVATTN_I4)
+SPOIL(spoil_type_unknown, a->geom.type_v = 7)
 SPOIL(spoil_dim, a->geom.dim_k = 0)
 SPOIL(spoil_dim_wide, a->geom.dim_v = KVATTN_DIM_MAX + 1)
 SPOIL(spoil_no_heads, a->geom.n_kv_heads = 0)
@@ -340,7 +400,8 @@ static void arguments_out_of_range_are_refused(void **state)
 		CASE(layout_zero, -EINVAL),
 		CASE(tiled_i8, -EINVAL),
 		CASE(type_i8, -ENOTSUP),
-		CASE(type_fp8, -ENOTSUP),
+		CASE(type_i4, -ENOTSUP),
+		CASE(type_unknown, -ENOTSUP),
 		CASE(dim, -EINVAL),
 		CASE(dim_wide, -EINVAL),
 		CASE(no_heads, -EINVAL),
@@ -488,6 +549,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(impossible_shapes_are_refused),
 		cmocka_unit_test(numbers_are_rounded_to_nearest_even),
 		cmocka_unit_test(every_half_comes_back_as_itself),
+		cmocka_unit_test(fp8_is_rounded_to_nearest_even_and_saturates),
+		cmocka_unit_test(int4_keys_come_in_tiles),
 		cmocka_unit_test(put_writes_its_rows_and_nothing_else),
 		cmocka_unit_test(arguments_out_of_range_are_refused),
 		cmocka_unit_test(a_bad_sequence_spoils_no_other_call),

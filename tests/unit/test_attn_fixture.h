@@ -164,6 +164,16 @@ static inline void noise_fill(uint64_t *seed, float *x, size_t n, float scale)
 		x[i] = scale * noise_float(seed);
 }
 
+static inline void noise_gauss(uint64_t *seed, float *x, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		const double u = ((double)noise_next(seed) + 1) / 2147483649.0,
+			     v = (double)noise_next(seed) / 2147483648.0;
+
+		x[i] = (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * v));
+	}
+}
+
 /* ---- Every instruction set ---- */
 
 /* Runs this program again for each level; there it returns -1: go on and test.  Levels the machine lacks are said and

@@ -167,19 +167,23 @@ static void chunking_block_size_layout_and_threads_change_no_bit(void **state)
 {
 	static const uint32_t cuts[][4] = {{150}, {1}, {5, 32, 7}, {16, 16, 5}, {21, 22, 64}};
 	static const uint32_t blocks[] = {1, 16, 48, 64, 2300};
+	static const uint32_t more_types[] = {KVATTN_I8, KVATTN_I4, KVATTN_FP8_E4M3};
 
 	(void)state;
-	for (size_t type = 0; type < 2 * COUNT(attn_types) + 1; type++)
+	for (size_t type = 0; type < 2 * COUNT(attn_types) + COUNT(more_types); type++)
 		for (int windowed = 0; windowed < 2; windowed++) {
 			struct whole w = whole_usual();
 
-			w.type = type < 2 * COUNT(attn_types) ? attn_types[type / 2] : KVATTN_I8;
-			w.tiled = type % 2 || w.type == KVATTN_I8;
+			w.tiled = type % 2 || type >= 2 * COUNT(attn_types);
+			w.type = type < 2 * COUNT(attn_types) ? attn_types[type / 2]
+							      : more_types[type - 2 * COUNT(attn_types)];
 			w.window = windowed ? 700 : 0;
 			w.sinks = windowed ? 5 : 0;
 			whole_open(&w, 11 + type);
 			for (size_t i = 0; i < COUNT(cuts); i++)
-				check_chunks(&w, cuts[i], blocks[(i + type) % COUNT(blocks)], i % 2, 1 + i % 3);
+				check_chunks(&w, cuts[i],
+					w.type == KVATTN_I4 ? 64u << i : blocks[(i + type) % COUNT(blocks)], i % 2,
+					1 + i % 3);
 			check_chunks(&w, cuts[1], 64, ORDER_HND, 4);
 			whole_close(&w);
 		}
