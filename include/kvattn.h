@@ -179,6 +179,57 @@ KVATTN_API int kvattn_put(const struct kvattn_geom *geom, void *block, uint32_t 
 KVATTN_API int kvattn_get(const struct kvattn_geom *geom, const void *block, uint32_t first_token, uint32_t n_tokens,
 	float *k, size_t k_stride, float *v, size_t v_stride);
 
+/**
+ * kvattn_convert() - the rows of a block into a block of another type or layout
+ * @from, @block:  a layer of a block; only read
+ * @to, @to_block: of as many heads, dims and tokens
+ * @n_tokens:      the first ones, at most block_tokens
+ *
+ * Bits are those of kvattn_get() and kvattn_put().  What a narrower type loses it loses for good: such a block is not
+ * the exact block and belongs under another name.
+ * Return: 0; -EINVAL; -ENOTSUP type or layout; -ENOMEM.
+ */
+KVATTN_API int kvattn_convert(const struct kvattn_geom *from, const void *block, const struct kvattn_geom *to,
+	void *to_block, uint32_t n_tokens);
+
+/** kvattn_geom_head() - the geometry of one KV head: for attention of a head over blocks of its own choice */
+KVATTN_API int kvattn_geom_head(const struct kvattn_geom *geom, uint32_t head, struct kvattn_geom *one);
+
+/* ---- Sparse: which blocks a query needs ---- */
+
+/** kvattn_summary_bytes() - of one layer of a block: f32 [kv_head][least, largest][dim_k]; 0: geometry refused */
+KVATTN_API uint64_t kvattn_summary_bytes(const struct kvattn_geom *geom);
+
+/**
+ * kvattn_summarise() - the least and the largest value of each channel of K over the first @n_tokens of a block
+ *
+ * Made once, before the block is published; it need not lie in the block.
+ * Return: 0; -EINVAL; -ENOTSUP.
+ */
+KVATTN_API int kvattn_summarise(const struct kvattn_geom *geom, const void *block, uint32_t n_tokens, float *summary);
+
+struct kvattn_select {
+	uint32_t size; /* sizeof(struct kvattn_select) */
+	uint32_t n_q_heads; /* a multiple of n_kv_heads */
+	const float *q; /* one row: [n_q_heads][dim_k], RoPE applied */
+	const float *const *summaries; /* of each block, in order; the blocks themselves are not looked at */
+	uint64_t n_blocks;
+	uint64_t n_select; /* blocks a KV head may have, the kept ones among them */
+	uint64_t keep_first; /* sinks: always selected */
+	uint64_t keep_last; /* recent ones: always selected */
+};
+
+/**
+ * kvattn_select() - the blocks whose keys can score highest against a query, for each KV head
+ * @blocks: [n_kv_heads][return value]: indices, ascending
+ *
+ * A block's score is the bound of its best key for any query head of the group.  Attention over them: a table of those
+ * blocks with their block_pos, for kvattn_geom_head() and the head's part of q and out; or one table of what any head
+ * selected.
+ * Return: blocks a head, min(n_select, n_blocks); -EINVAL; -ENOTSUP; -ENOMEM.
+ */
+KVATTN_API int64_t kvattn_select(const struct kvattn_geom *geom, const struct kvattn_select *ask, uint64_t *blocks);
+
 /* ---- Attention ---- */
 
 /*
@@ -210,7 +261,13 @@ struct kvattn_seq {
 	const float *scale; /* this sequence's own; NULL: that of the options */
 	uint32_t causal; /* 1: a row sees no key of a later position; 0: all keys (a window still bounds below) */
 	uint32_t reserved0;
-	uint64_t reserved[4];
+	/*
+	 * Tree of guessed tokens: [n_q][(n_q + 63) / 64], bit i of row r: r sees the key at the position of row i.  ANDed
+	 * with what causal and window show; earlier keys are not touched by it.  The rows' keys are the last n_q, in the
+	 * rows' order, whatever their depth in the tree (which is RoPE's business; ALiBi goes by the order).  NULL: none.
+	 */
+	const uint64_t *tree;
+	uint64_t reserved[3];
 };
 
 #define KVATTN_THREADS_AUTO UINT32_MAX

@@ -111,6 +111,23 @@ static inline uint64_t attn_low_bits(int64_t n)
 	return n <= 0 ? 0 : n >= 64 ? UINT64_MAX : (1ull << n) - 1;
 }
 
+/* Which of the positions @pos .. @pos + 63 row @r's place in the tree shows. */
+static inline uint64_t attn_tree_seen(const struct attn_seq *seq, int64_t r, int64_t pos)
+{
+	const int64_t first = pos - seq->pos0, n_q = (int64_t)seq->s->n_q, n_words = (n_q + 63) / 64;
+	const uint64_t *words = seq->s->tree + r * n_words;
+	uint64_t seen;
+
+	if (first <= -64 || first >= n_q)
+		return UINT64_MAX;
+	if (first < 0)
+		return attn_low_bits(-first) | words[0] << -first;
+	seen = words[first / 64] >> first % 64;
+	if (first % 64 && first / 64 + 1 < n_words)
+		seen |= words[first / 64 + 1] << (64 - first % 64);
+	return seen;
+}
+
 /* Which of the positions @pos .. @pos + 63 the row at position @p may see. */
 static inline uint64_t attn_seen(const struct attn_call *call, const struct attn_seq *seq, int64_t p, int64_t pos)
 {
@@ -120,6 +137,8 @@ static inline uint64_t attn_seen(const struct attn_call *call, const struct attn
 		seen = ~attn_low_bits(p - call->window + 1 - pos) | attn_low_bits(call->sink_tokens - pos);
 	if (seq->s->causal)
 		seen &= attn_low_bits(p - pos + 1);
+	if (seq->s->tree)
+		seen &= attn_tree_seen(seq, p - seq->pos0, pos);
 	return seen;
 }
 

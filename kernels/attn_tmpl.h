@@ -235,14 +235,15 @@ static uint64_t tile_seen(const struct work *w, const struct tile *tile, uint32_
 static bool tile_sight(const struct work *w, const struct tile *tile)
 {
 	const uint32_t n_q = w->part->rows.n_q;
+	bool whole;
 	uint64_t any;
 
 	w->seen[0] = tile_seen(w, tile, 0);
 	w->seen[n_q - 1] = tile_seen(w, tile, n_q - 1);
 	any = w->seen[0] | w->seen[n_q - 1];
+	whole = w->seen[0] == UINT64_MAX && w->seen[n_q - 1] == UINT64_MAX && !w->part->seq->s->tree;
 	for (uint32_t q = 1; q + 1 < n_q; q++) {
-		w->seen[q] =
-			w->seen[0] == UINT64_MAX && w->seen[n_q - 1] == UINT64_MAX ? UINT64_MAX : tile_seen(w, tile, q);
+		w->seen[q] = whole ? UINT64_MAX : tile_seen(w, tile, q);
 		any |= w->seen[q];
 	}
 	return any != 0;
