@@ -38,6 +38,8 @@ struct cut {
 	uint32_t head_block, n_head_blocks;
 	char *parts; /* one state a split; NULL: units go over all splits */
 	_Atomic uint64_t splits_left;
+	bool shares, follows; /* a split or more with a neighbour; with the one before */
+	uint32_t n_members; /* of the group this one leads: it and those that follow */
 };
 
 struct plan {
@@ -189,7 +191,7 @@ static uint64_t cut_part_bytes(const struct plan *plan, const struct cut *cut)
 {
 	const uint64_t rows = cut->seq.s->n_q * plan->call.opts.n_q_heads;
 
-	if (plan->n_threads < 2 || cut->n_q_blocks > 1 || rows > SPLIT_ROWS_MAX ||
+	if ((plan->n_threads < 2 && !cut->shares) || cut->n_q_blocks > 1 || rows > SPLIT_ROWS_MAX ||
 		cut->seq.n_splits < 2 * (uint64_t)plan->n_threads)
 		return 0;
 	return state_bytes(&plan->call, rows);
@@ -270,20 +272,73 @@ static int plan_parts(struct plan *plan)
 	return 0;
 }
 
+/* Whether two tables begin with the same blocks, for a split at least. */
+static bool tables_share(const struct plan *plan, const struct kvattn_table *a, const struct kvattn_table *b)
+{
+	const uint64_t block_tokens = plan->call.geom.block_tokens;
+
+	if (a->block_pos || b->block_pos || a->n_tokens < ATTN_SPLIT || b->n_tokens < ATTN_SPLIT)
+		return false;
+	for (uint64_t i = 0; i * block_tokens < ATTN_SPLIT; i++)
+		if (a->blocks[i] != b->blocks[i])
+			return false;
+	return true;
+}
+
+/* Sequences with a common beginning are worked on split by split, so that a split's bytes come from memory once for all
+ * of them and from the caches for the others. */
+static void plan_shares(struct plan *plan)
+{
+	for (uint64_t i = 1; i < plan->n_cuts; i++)
+		if (tables_share(plan, &plan->cuts[i - 1].seq.s->table, &plan->cuts[i].seq.s->table))
+			plan->cuts[i - 1].shares = plan->cuts[i].shares = plan->cuts[i].follows = true;
+}
+
+static void cut_count_rows(struct plan *plan, const struct cut *cut)
+{
+	const uint32_t rows_per_head = cut->q_block * plan->call.group;
+
+	if (rows_per_head * cut->head_block > plan->rows_max)
+		plan->rows_max = rows_per_head * cut->head_block;
+	if (rows_per_head > plan->rows_per_head_max)
+		plan->rows_per_head_max = rows_per_head;
+}
+
+/* Units of a sequence cut by splits, and of those that follow it: split by split, member by member.  Followers have
+ * none of their own.  Returns the number of members. */
+static uint32_t group_units(struct plan *plan, uint64_t first)
+{
+	struct cut *lead = &plan->cuts[first];
+	uint64_t n_splits = lead->seq.n_splits;
+	uint32_t n = 1;
+
+	for (; first + n < plan->n_cuts && lead[n].follows && lead[n].parts; n++)
+		n_splits = lead[n].seq.n_splits > n_splits ? lead[n].seq.n_splits : n_splits;
+	lead->n_members = n;
+	lead->first_unit = plan->n_units;
+	plan->n_units += n * n_splits;
+	for (uint32_t i = 0; i < n; i++) {
+		if (i)
+			lead[i].first_unit = plan->n_units;
+		cut_count_rows(plan, &lead[i]);
+	}
+	return n;
+}
+
 static void plan_units(struct plan *plan)
 {
-	for (uint64_t i = 0; i < plan->n_cuts; i++) {
+	for (uint64_t i = 0; i < plan->n_cuts;) {
 		struct cut *cut = &plan->cuts[i];
-		const uint32_t rows_per_head = cut->q_block * plan->call.group;
 
-		if (!cut->parts)
-			cut_heads(plan, cut);
+		if (cut->parts) {
+			i += group_units(plan, i);
+			continue;
+		}
+		cut_heads(plan, cut);
 		cut->first_unit = plan->n_units;
-		plan->n_units += cut->parts ? cut->seq.n_splits : cut->n_q_blocks * cut->n_head_blocks;
-		if (rows_per_head * cut->head_block > plan->rows_max)
-			plan->rows_max = rows_per_head * cut->head_block;
-		if (rows_per_head > plan->rows_per_head_max)
-			plan->rows_per_head_max = rows_per_head;
+		plan->n_units += cut->n_q_blocks * cut->n_head_blocks;
+		cut_count_rows(plan, cut);
+		i++;
 	}
 }
 
@@ -313,6 +368,7 @@ static int plan_init(struct plan *plan, const struct kvattn_seq *seqs, uint64_t 
 		cut_rows(plan, &plan->cuts[plan->n_cuts++]);
 	}
 	r = plan_splits(plan);
+	plan_shares(plan);
 	if (r == 0)
 		r = plan_parts(plan);
 	if (r == 0)
@@ -407,6 +463,15 @@ static void unit_one_split(struct worker *w, struct cut *cut, uint64_t i)
 		fold_splits(w, cut, &rows, n_rows);
 }
 
+static void unit_of_group(struct worker *w, struct cut *lead, uint64_t unit)
+{
+	struct cut *cut = &lead[unit % lead->n_members];
+	const uint64_t split = unit / lead->n_members;
+
+	if (split < cut->seq.n_splits) /* members may be of unequal length */
+		unit_one_split(w, cut, split);
+}
+
 static void *worker_run(void *arg)
 {
 	struct worker *w = arg;
@@ -420,7 +485,7 @@ static void *worker_run(void *arg)
 		while (c + 1 < plan->n_cuts && plan->cuts[c + 1].first_unit <= unit)
 			c++;
 		if (plan->cuts[c].parts)
-			unit_one_split(w, &plan->cuts[c], unit - plan->cuts[c].first_unit);
+			unit_of_group(w, &plan->cuts[c], unit - plan->cuts[c].first_unit);
 		else
 			unit_all_splits(w, &plan->cuts[c], unit - plan->cuts[c].first_unit);
 	}

@@ -258,6 +258,47 @@ static uint32_t decode_rows(const char *type_name, uint32_t type, uint64_t token
 	return rows;
 }
 
+/* Eight sequences over the same blocks beside one of them. */
+static void shared_row(const char *type_name, uint32_t type, uint64_t tokens, uint32_t n_threads, uint32_t reps)
+{
+	enum { N = 8 };
+	static float q[N][Q_HEADS * DIM], out[N][Q_HEADS * DIM];
+	double one[REPS_MAX], all[REPS_MAX];
+	struct kvattn_seq seqs[N];
+	struct kvattn_opts opts;
+	struct pool pool;
+
+	pool_open(&pool, type, 64, TILED, tokens);
+	kvattn_opts_init(&opts, Q_HEADS);
+	opts.n_threads = n_threads;
+	for (uint32_t i = 0; i < N; i++) {
+		for (uint32_t d = 0; d < Q_HEADS * DIM; d++)
+			q[i][d] = noise_float();
+		seqs[i] = (struct kvattn_seq){.table = {.blocks = pool.in_order,
+						      .n_blocks = pool.n_blocks,
+						      .n_tokens = pool.n_blocks * pool.geom.block_tokens},
+			.q = q[i],
+			.out = out[i],
+			.n_q = 1,
+			.causal = 1};
+	}
+	for (uint32_t i = 0; i < reps; i++) {
+		double start = now_s();
+
+		if (kvattn_attend(&pool.geom, seqs, 1, &opts) < 0)
+			exit(2);
+		one[i] = now_s() - start;
+		start = now_s();
+		if (kvattn_attend(&pool.geom, seqs, N, &opts) < 0)
+			exit(2);
+		all[i] = now_s() - start;
+	}
+	printf("shared type=%s layout=tiled sequences=%u threads=%u one_ms=%.2f all_ms=%.2f ratio=%.2f\n", type_name, N,
+		n_threads, median(one, reps) * 1e3, median(all, reps) * 1e3, median(all, reps) / median(one, reps));
+	fflush(stdout);
+	pool_close(&pool);
+}
+
 /* 512 causal queries at the end of 4608 keys: the multiplications that are not masked, two operations each. */
 static void prefill_row(const char *type_name, uint32_t type, enum order order, uint32_t reps)
 {
@@ -291,6 +332,8 @@ int main(int argc, char **argv)
 	rows += decode_rows("fp8", KVATTN_FP8_E4M3, tokens, reps);
 	rows += decode_rows("i8", KVATTN_I8, tokens, reps);
 	rows += decode_rows("i4", KVATTN_I4, tokens, reps);
+	for (uint32_t threads = 1; threads <= THREADS_MAX; threads++, rows++)
+		shared_row("f16", KVATTN_F16, tokens, threads, reps);
 	for (enum order order = HND; order <= TILED; order += TILED, rows += 2) {
 		prefill_row("f16", KVATTN_F16, order, reps);
 		prefill_row("f32", KVATTN_F32, order, reps);

@@ -171,7 +171,7 @@ static void chunking_block_size_layout_and_threads_change_no_bit(void **state)
 
 	(void)state;
 	for (size_t type = 0; type < 2 * COUNT(attn_types) + COUNT(more_types); type++)
-		for (int windowed = 0; windowed < 2; windowed++) {
+		for (int windowed = type >= 2 * COUNT(attn_types); windowed < 2; windowed++) {
 			struct whole w = whole_usual();
 
 			w.tiled = type % 2 || type >= 2 * COUNT(attn_types);
