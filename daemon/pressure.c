@@ -87,19 +87,20 @@ static void pressure_look(struct loop_timer *timer)
 	struct daemon *d = p->d;
 	uint64_t now = loop_now(), pool = d->config.pool_bytes, slab = d->pool.header->slab_bytes;
 	uint64_t step = pool / STEPS > slab ? pool / STEPS / slab * slab : slab, least = pool / FLOOR;
+	uint32_t limit = d->config.pressure_percent; /* a reload may change it */
 	double percent = 0;
-	int r = pressure_read(p, &percent);
+	int r = limit ? pressure_read(p, &percent) : 0;
 
 	loop_timer_set(d->loop, &p->timer, now + LOOK_NS);
 	if (r < 0 && !p->unreadable)
 		log_warn("memory pressure cannot be watched: %s: %s; memory is not given back by itself", p->path,
 			r == -EPROTO ? "not of the form \"some avg10=...\"" : strerror(-r));
 	p->unreadable = r < 0;
-	if (r < 0 || percent * 2 >= d->config.pressure_percent)
+	if (r < 0 || (limit && percent * 2 >= limit))
 		p->calm_since_ns = now;
 	if (r < 0)
 		return;
-	if (percent > d->config.pressure_percent && now - p->last_step_ns >= DOWN_NS && d->budget_bytes > least + slab)
+	if (limit && percent > limit && now - p->last_step_ns >= DOWN_NS && d->budget_bytes > least + slab)
 		pressure_step(p, d->budget_bytes > least + step ? d->budget_bytes - step : least, percent);
 	else if (now - p->calm_since_ns >= CALM_NS && d->budget_bytes < pool)
 		pressure_step(p, d->budget_bytes + step < pool ? d->budget_bytes + step : pool, percent);
@@ -107,12 +108,10 @@ static void pressure_look(struct loop_timer *timer)
 
 int pressure_start(struct daemon *d)
 {
-	struct pressure *p = d->config.pressure_percent ? calloc(1, sizeof(*p)) : NULL;
+	struct pressure *p = calloc(1, sizeof(*p));
 
 	gauge_set(&d->pool.stats->counters.given_back_bytes, 0);
 	d->pool.stats->pressure_message[0] = 0;
-	if (!d->config.pressure_percent)
-		return 0;
 	if (!p)
 		return -ENOMEM;
 	p->d = d;

@@ -17,6 +17,12 @@
 #define CHOICE_OURS 8
 #define CHOICE_TIGHT 16 /* little room is left in the segment */
 
+static void must(int condition)
+{
+	if (!condition)
+		abort();
+}
+
 static void try_seal(const uint8_t *page, const struct spill_spot *spot)
 {
 	const struct spill_disk_entry *entries = (const struct spill_disk_entry *)(const void *)page;
@@ -33,12 +39,6 @@ static void try_seal(const uint8_t *page, const struct spill_spot *spot)
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void must(int condition)
-{
-	if (!condition)
-		abort();
-}
 
 static void try_super(const void *page)
 {
