@@ -380,6 +380,56 @@ static void session_harvest(struct session *s)
 	}
 }
 
+/* How much more a client's count is than what of it was @seen, which is moved up. */
+static uint64_t count_grown(_Atomic uint64_t *seen, const _Atomic uint64_t *now)
+{
+	uint64_t value = atomic_load_explicit(now, memory_order_relaxed);
+	uint64_t before = atomic_load_explicit(seen, memory_order_relaxed);
+
+	if (value <= before)
+		return 0;
+	atomic_store_explicit(seen, value, memory_order_relaxed);
+	return value - before;
+}
+
+/* Hits are lookups as well; misses are counted when they are told. */
+#define ADD_GROWN(ns, seen, now) \
+	do { \
+		struct kvp_ns_counters *c_ = &(ns)->row->counters; \
+		int64_t ram_ = (int64_t)count_grown(&(seen)->hits_ram, &(now)->hits_ram); \
+		int64_t spill_ = (int64_t)count_grown(&(seen)->hits_spill, &(now)->hits_spill); \
+\
+		gauge_add(&c_->hits_ram, ram_); \
+		gauge_add(&c_->hits_spill, spill_); \
+		gauge_add(&c_->lookups, ram_ + spill_); \
+		gauge_add(&c_->tokens_ram, (int64_t)count_grown(&(seen)->tokens_ram, &(now)->tokens_ram)); \
+		gauge_add(&c_->tokens_spill, (int64_t)count_grown(&(seen)->tokens_spill, &(now)->tokens_spill)); \
+	} while (0)
+
+/* To the namespaces the client names, of those it has joined; a client that names none has its first one. */
+static void session_share_counts(struct session *s)
+{
+	struct member *first = s->members;
+
+	for (unsigned i = 0; i < KVP_CLIENT_NS_MAX; i++) {
+		struct kvp_client_ns_counts *now = &s->head->ns_counts[i];
+		uint64_t ns_id = atomic_load(&now->ns_id);
+		struct ns *ns = ns_id ? ns_find(s->d, ns_id) : NULL;
+
+		if (!ns_id && !i)
+			break;
+		if (!ns_id)
+			return;
+		if (ns && session_member(s, ns))
+			ADD_GROWN(ns, &s->ns_seen[i], now);
+	}
+	if (!first || atomic_load(&s->head->ns_counts[0].ns_id))
+		return;
+	while (first->next)
+		first = first->next;
+	ADD_GROWN(first->ns, &s->seen, s->row);
+}
+
 static void session_add_counts(struct session *s)
 {
 	struct kvp_client_counts *now = &s->head->counts;
@@ -402,31 +452,7 @@ static void session_add_counts(struct session *s)
 	ADD(private_blocks);
 	ADD(lost_holds);
 #undef ADD
-	/* of a session in several namespaces the daemon cannot tell whose a hit was; the first one gets it */
-	if (s->members) {
-		struct member *member = s->members;
-		struct kvp_ns_counters *c;
-
-		while (member->next)
-			member = member->next;
-		c = &member->ns->row->counters;
-#define MOVE(field) \
-	do { \
-		uint64_t value = atomic_load_explicit(&row->field, memory_order_relaxed); \
-		uint64_t seen = atomic_load_explicit(&s->seen.field, memory_order_relaxed); \
-		if (value > seen) { \
-			gauge_add(&c->field, (int64_t)(value - seen)); \
-			if (&c->field == &c->hits_ram || &c->field == &c->hits_spill) \
-				gauge_add(&c->lookups, (int64_t)(value - seen)); \
-			atomic_store_explicit(&s->seen.field, value, memory_order_relaxed); \
-		} \
-	} while (0)
-		MOVE(hits_ram);
-		MOVE(hits_spill);
-		MOVE(tokens_ram);
-		MOVE(tokens_spill);
-#undef MOVE
-	}
+	session_share_counts(s);
 }
 
 int session_make_stage(struct member *member, uint64_t n_blocks)
@@ -689,6 +715,26 @@ static void session_find_places(struct session *s)
 	}
 }
 
+/* What the last daemon saw of its counts is in the namespaces' counters already.  Its row holds the sums only: of several
+   namespaces, what the client counted with no daemon is added to none. */
+static void session_see_counts(struct session *s)
+{
+	bool one = !atomic_load(&s->head->ns_counts[1].ns_id);
+
+#define SEEN(field) \
+	do { \
+		atomic_store(&s->seen.field, atomic_load(&s->row->field)); \
+		for (unsigned i = 0; i < KVP_CLIENT_NS_MAX; i++) \
+			atomic_store(&s->ns_seen[i].field, \
+				one ? atomic_load(&s->row->field) : atomic_load(&s->head->ns_counts[i].field)); \
+	} while (0)
+	SEEN(hits_ram);
+	SEEN(hits_spill);
+	SEEN(tokens_ram);
+	SEEN(tokens_spill);
+#undef SEEN
+}
+
 static bool session_adopt(struct daemon *d, struct kvp_session_row *row)
 {
 	uint64_t id = atomic_load(&row->session_id), bytes = 0;
@@ -725,14 +771,8 @@ static bool session_adopt(struct daemon *d, struct kvp_session_row *row)
 	}
 	row->connected = 0;
 	session_find_places(s);
-	/* counts up to here are in the namespace's counters already */
+	session_see_counts(s);
 	session_add_counts(s);
-#define SEEN(field) atomic_store(&s->seen.field, atomic_load(&row->field))
-	SEEN(hits_ram);
-	SEEN(hits_spill);
-	SEEN(tokens_ram);
-	SEEN(tokens_spill);
-#undef SEEN
 	return true;
 }
 

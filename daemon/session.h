@@ -41,6 +41,7 @@ struct session {
 	struct member *members;
 	struct kvp_session_row *row;
 	struct kvp_client_counts seen; /* counts already added to ours */
+	struct kvp_client_ns_counts ns_seen[KVP_CLIENT_NS_MAX];
 	uint64_t lock_free_since_ns; /* 0: held when last seen */
 	uint64_t opened_ns;
 	uint64_t heard_ns; /* when its last message came, or it was adopted */

@@ -247,6 +247,18 @@ struct kvp_client_counts {
 };
 static_assert(sizeof(struct kvp_client_counts) == 128, "layout v1");
 
+/* The part of it that belongs to one namespace: the table fills from the front, an entry keeps its namespace. */
+struct kvp_client_ns_counts {
+	_Atomic uint64_t ns_id; /* 0: this entry and those after it are not in use */
+	_Atomic uint64_t lookups;
+	_Atomic uint64_t hits_ram;
+	_Atomic uint64_t hits_spill;
+	_Atomic uint64_t misses;
+	_Atomic uint64_t tokens_ram;
+	_Atomic uint64_t tokens_spill;
+};
+#define KVP_CLIENT_NS_MAX 64 /* of a session in more namespaces, the further ones are counted for the session only */
+
 /*
  * /kvp-<uuid>-sess-<id>, written by one client and the daemon.  Pins of slot (place, i) in whatever namespace owns the
  * place: struct kvp_pin at pins_off + place * pin_stride + i * 8.  A place's pin pages exist only after the daemon
@@ -266,7 +278,9 @@ struct kvp_session_header {
 	_Atomic uint64_t left; /* 1: its client was closed in order: nobody died when the lock is free */
 	struct kvp_client_counts counts;
 	uint8_t reserved[64];
+	struct kvp_client_ns_counts ns_counts[KVP_CLIENT_NS_MAX];
 };
+static_assert(offsetof(struct kvp_session_header, ns_counts) == 256, "layout v1");
 static_assert(offsetof(struct kvp_session_header, word) == 24, "layout v1");
 static_assert(offsetof(struct kvp_session_header, counts) == 64, "layout v1");
 static_assert(sizeof(struct kvp_session_header) <= KVP_PAGE, "one page");

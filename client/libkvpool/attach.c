@@ -186,7 +186,7 @@ static int session_new(struct kvp_client *client, const struct kvp_wire_welcome 
 	s->pins = (char *)s->head + s->head->pins_off;
 	s->pin_stride = s->head->pin_stride;
 	s->max_places = s->header->max_places;
-	count_sum(client, sums);
+	count_sum(client, sums, s->ns_counts_base);
 	memcpy(s->counts_base, sums, sizeof(sums));
 	atomic_store(&client->session, s);
 	return 0;

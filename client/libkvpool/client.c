@@ -318,7 +318,7 @@ int kvp_counts(const struct kvp_client *client, struct kvp_counts *counts)
 		return r;
 	if (!counts || counts->size != sizeof(*counts))
 		return fail(-KVP_EINVAL, "counts.size: this library knows %zu", sizeof(*counts));
-	count_sum((struct kvp_client *)(uintptr_t)client, sums);
+	count_sum((struct kvp_client *)(uintptr_t)client, sums, NULL);
 	*counts = (struct kvp_counts){.size = sizeof(*counts),
 		.lookups = sums[COUNT_LOOKUPS],
 		.hits_ram = sums[COUNT_HITS_RAM],

@@ -459,15 +459,17 @@ static void acquire_count(const struct acquire *a)
 	if (!part)
 		return;
 	if (a->hits[0]) {
-		part_add(part, COUNT_HITS_RAM, a->hits[0]);
-		part_add(part, COUNT_TOKENS_RAM, a->tokens[0]);
+		part_add_ns(part, a->map, COUNT_HITS_RAM, a->hits[0]);
+		part_add_ns(part, a->map, COUNT_TOKENS_RAM, a->tokens[0]);
 	}
 	if (a->hits[1]) {
-		part_add(part, COUNT_HITS_SPILL, a->hits[1]);
-		part_add(part, COUNT_TOKENS_SPILL, a->tokens[1]);
+		part_add_ns(part, a->map, COUNT_HITS_SPILL, a->hits[1]);
+		part_add_ns(part, a->map, COUNT_TOKENS_SPILL, a->tokens[1]);
 	}
 	if (a->at < a->n)
-		part_add(part, COUNT_MISSES, a->n - a->at);
+		part_add_ns(part, a->map, COUNT_MISSES, a->n - a->at);
+	if (a->map)
+		count_flush_soon(a->map->session);
 }
 
 /* What the views past the usable ones tell: what the daemon said of them, else what is known here. */
@@ -532,8 +534,8 @@ static HOT bool acquire_one(struct kvp_ns *ns, struct ns_map *map, const struct 
 		return false;
 	part = part_get(ns->client);
 	if (part) {
-		part_add(part, COUNT_HITS_RAM, 1);
-		part_add(part, COUNT_TOKENS_RAM, spot.used_tokens);
+		part_add_ns(part, map, COUNT_HITS_RAM, 1);
+		part_add_ns(part, map, COUNT_TOKENS_RAM, spot.used_tokens);
 	}
 	return true;
 }

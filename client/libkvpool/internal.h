@@ -108,6 +108,7 @@ struct ns_map {
 	char differs[32];
 	uint8_t secret[32];
 	struct ns_map *base; /* read-only base namespace, or NULL */
+	uint32_t count_at; /* in tables by namespace; KVP_CLIENT_NS_MAX: there was no room */
 	_Atomic(struct slab_map *) *ro; /* by place: the current mapping */
 	_Atomic bool used; /* somebody looks for blocks or writes: map ahead of need */
 	_Atomic bool map_wanted; /* somebody missed for want of a mapping */
@@ -155,6 +156,8 @@ struct session {
 	const struct kvp_pool_header *header;
 	struct ns_map *maps; /* client->lock; only grows */
 	uint64_t counts_base[16]; /* the client's counts when the session began */
+	uint64_t ns_counts_base[KVP_CLIENT_NS_MAX][6]; /* N_NS_COUNTS */
+	uint32_t n_counted; /* maps with counts of their own; client->lock */
 	bool gone;
 	bool swept; /* gone, and nothing of it is in use any more */
 };
@@ -173,7 +176,8 @@ enum count { /* the first ones as in struct kvp_client_counts */
 	COUNT_MISSES,
 	COUNT_TOKENS_RAM,
 	COUNT_TOKENS_SPILL,
-	COUNT_COPIED_BYTES,
+	N_NS_COUNTS, /* those are kept by namespace, as in struct kvp_client_ns_counts */
+	COUNT_COPIED_BYTES = N_NS_COUNTS,
 	COUNT_PRIVATE_BLOCKS,
 	COUNT_LOST_HOLDS,
 	COUNT_ROUND_TRIPS,
@@ -196,6 +200,8 @@ struct kvp_client {
 	_Atomic uint32_t state; /* enum kvp_state */
 	_Atomic uint64_t epoch;
 	_Atomic uint64_t gone_counts[N_COUNTS]; /* of threads that ended */
+	_Atomic uint64_t gone_ns_counts[KVP_CLIENT_NS_MAX][N_NS_COUNTS];
+	_Atomic uint64_t flushed_ns; /* when the counts were last handed over */
 
 	pthread_t keeper;
 	bool has_keeper;
@@ -268,6 +274,7 @@ struct part {
 	struct part *client_next;
 	_Atomic(struct kvp_client *) client; /* NULL: closed */
 	_Atomic uint64_t counts[N_COUNTS];
+	_Atomic uint64_t ns_counts[KVP_CLIENT_NS_MAX][N_NS_COUNTS]; /* by ns_map.count_at; not in counts as well */
 };
 
 #define SPARE_HOLDS 64u
@@ -298,8 +305,21 @@ static inline void part_add(struct part *part, enum count which, uint64_t n)
 	atomic_store_explicit(&part->counts[which],
 		atomic_load_explicit(&part->counts[which], memory_order_relaxed) + n, memory_order_relaxed);
 }
+/** part_add_ns() - what is counted by namespace. @map: NULL: of none that is joined. */
+static inline void part_add_ns(struct part *part, const struct ns_map *map, enum count which, uint64_t n)
+{
+	_Atomic uint64_t *count = map && map->count_at < KVP_CLIENT_NS_MAX ? &part->ns_counts[map->count_at][which]
+									   : &part->counts[which];
+
+	atomic_store_explicit(count, atomic_load_explicit(count, memory_order_relaxed) + n, memory_order_relaxed);
+}
 void count_add(struct kvp_client *client, enum count which, uint64_t n);
-void count_sum(struct kvp_client *client, uint64_t sums[N_COUNTS]);
+/** count_sum() - of all threads, those that ended too. @of_ns: the parts of the sums by ns_map.count_at; NULL: not wanted. */
+void count_sum(struct kvp_client *client, uint64_t sums[N_COUNTS], uint64_t (*of_ns)[N_NS_COUNTS]);
+/** count_flush() - into the session object, where the daemon finds them when this process is no more */
+void count_flush(struct session *s);
+/** count_flush_soon() - the same, at most every millisecond; by who just counted */
+void count_flush_soon(struct session *s);
 
 extern _Atomic bool process_forked; /* some client of this process is a parent's: look at client->dead */
 int registry_add(struct kvp_client *client);
@@ -481,8 +501,6 @@ void client_wake(struct kvp_client *client);
 
 void *keeper_main(void *client);
 bool keeper_is_me(const struct kvp_client *client);
-/** keeper_flush_counts() - into the session object */
-void keeper_flush_counts(struct kvp_client *client);
 
 /* ---- attach.c ---- */
 

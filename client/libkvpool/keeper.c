@@ -22,20 +22,6 @@ bool keeper_is_me(const struct kvp_client *client)
 	return keeping == client;
 }
 
-void keeper_flush_counts(struct kvp_client *client)
-{
-	struct session *s = atomic_load(&client->session);
-	uint64_t sums[N_COUNTS];
-	_Atomic uint64_t *out;
-
-	if (!s)
-		return;
-	count_sum(client, sums);
-	out = &s->head->counts.lookups;
-	for (unsigned i = 0; i <= COUNT_LOST_HOLDS; i++)
-		atomic_store_explicit(&out[i], sums[i] - s->counts_base[i], memory_order_relaxed);
-}
-
 /* The daemon asks the kernel whether this lock is held. Something in this process may have closed a descriptor of the
  * object, or ours altogether: then a number we no longer own is not touched. */
 static void keeper_hold_lock(struct session *s)
@@ -71,8 +57,8 @@ static void keeper_beat(struct kvp_client *client)
 	if (s) {
 		keeper_hold_lock(s);
 		client_tell(s, KVP_MSG_PING, NULL, 0, NULL, 0); /* holds of who is not heard of may be revoked */
+		count_flush(s);
 	}
-	keeper_flush_counts(client);
 	session_sweep(client);
 	pthread_mutex_lock(&client->lock);
 	for (struct kvp_ns *ns = client->namespaces; ns; ns = ns->next)
@@ -175,6 +161,7 @@ void *keeper_main(void *arg)
 			keeper_tend_all(client);
 		touching = map_touch(client);
 	}
-	keeper_flush_counts(client);
+	if (atomic_load(&client->session))
+		count_flush(atomic_load(&client->session));
 	return NULL;
 }

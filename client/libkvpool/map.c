@@ -133,6 +133,9 @@ int map_open(struct session *s, int fd, const struct kvp_wire_joined *joined, st
 	}
 	pthread_mutex_init(&map->lock, NULL);
 	pthread_mutex_lock(&s->client->lock);
+	map->count_at = s->n_counted < KVP_CLIENT_NS_MAX ? s->n_counted++ : KVP_CLIENT_NS_MAX;
+	if (map->count_at < KVP_CLIENT_NS_MAX)
+		atomic_store(&s->head->ns_counts[map->count_at].ns_id, map->ns_id);
 	map->next = s->maps;
 	s->maps = map;
 	pthread_mutex_unlock(&s->client->lock);

@@ -14,6 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define FLUSH_NS 1000000ull
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t self_key;
@@ -59,6 +61,8 @@ static void self_end(void *arg)
 
 			for (unsigned i = 0; i < N_COUNTS; i++)
 				atomic_fetch_add(&client->gone_counts[i], atomic_load(&part->counts[i]));
+			for (unsigned i = 0; i < KVP_CLIENT_NS_MAX * N_NS_COUNTS; i++)
+				atomic_fetch_add(&client->gone_ns_counts[0][i], atomic_load(&part->ns_counts[0][i]));
 			while (*at != part)
 				at = &(*at)->client_next;
 			*at = part->client_next;
@@ -174,7 +178,12 @@ void count_add(struct kvp_client *client, enum count which, uint64_t n)
 		atomic_fetch_add_explicit(&client->gone_counts[which], n, memory_order_relaxed);
 }
 
-void count_sum(struct kvp_client *client, uint64_t sums[N_COUNTS])
+static uint64_t sum_lookups(const uint64_t sums[N_NS_COUNTS])
+{
+	return sums[COUNT_HITS_RAM] + sums[COUNT_HITS_SPILL] + sums[COUNT_MISSES];
+}
+
+void count_sum(struct kvp_client *client, uint64_t sums[N_COUNTS], uint64_t (*of_ns)[N_NS_COUNTS])
 {
 	pthread_mutex_lock(&lock);
 	for (unsigned i = 0; i < N_COUNTS; i++) {
@@ -182,8 +191,45 @@ void count_sum(struct kvp_client *client, uint64_t sums[N_COUNTS])
 		for (const struct part *part = client->parts; part; part = part->client_next)
 			sums[i] += atomic_load_explicit(&part->counts[i], memory_order_relaxed);
 	}
-	sums[COUNT_LOOKUPS] = sums[COUNT_HITS_RAM] + sums[COUNT_HITS_SPILL] + sums[COUNT_MISSES];
+	for (unsigned at = 0; at < KVP_CLIENT_NS_MAX; at++) {
+		uint64_t mine[N_NS_COUNTS] = {0};
+
+		for (unsigned i = COUNT_HITS_RAM; i < N_NS_COUNTS; i++) {
+			mine[i] = atomic_load_explicit(&client->gone_ns_counts[at][i], memory_order_relaxed);
+			for (const struct part *part = client->parts; part; part = part->client_next)
+				mine[i] += atomic_load_explicit(&part->ns_counts[at][i], memory_order_relaxed);
+			sums[i] += mine[i];
+		}
+		mine[COUNT_LOOKUPS] = sum_lookups(mine);
+		if (of_ns)
+			memcpy(of_ns[at], mine, sizeof(mine));
+	}
+	sums[COUNT_LOOKUPS] = sum_lookups(sums);
 	pthread_mutex_unlock(&lock);
+}
+
+void count_flush(struct session *s)
+{
+	uint64_t sums[N_COUNTS], of_ns[KVP_CLIENT_NS_MAX][N_NS_COUNTS];
+	_Atomic uint64_t *out = &s->head->counts.lookups;
+
+	count_sum(s->client, sums, of_ns);
+	for (unsigned i = 0; i <= COUNT_LOST_HOLDS; i++)
+		atomic_store_explicit(&out[i], sums[i] - s->counts_base[i], memory_order_relaxed);
+	for (unsigned at = 0; at < KVP_CLIENT_NS_MAX && atomic_load(&s->head->ns_counts[at].ns_id); at++) {
+		out = &s->head->ns_counts[at].lookups;
+		for (unsigned i = 0; i < N_NS_COUNTS; i++)
+			atomic_store_explicit(&out[i], of_ns[at][i] - s->ns_counts_base[at][i], memory_order_relaxed);
+	}
+}
+
+void count_flush_soon(struct session *s)
+{
+	uint64_t now = now_ns(), last = atomic_load_explicit(&s->client->flushed_ns, memory_order_relaxed);
+
+	/* two at once may store the older sums last: the daemon takes what is more, and the next flush mends it */
+	if (now - last >= FLUSH_NS && atomic_compare_exchange_strong(&s->client->flushed_ns, &last, now))
+		count_flush(s);
 }
 
 /* ---- clients and fork ---- */

@@ -21,6 +21,7 @@
 
 #define SECOND 1000000000ull
 #define N 8u
+#define MISSED 4u /* as many as are told the daemon in one message, with this pool */
 
 static int setup(void **state)
 {
@@ -140,12 +141,123 @@ static void who_leaves_in_order_while_the_daemon_is_down_has_not_died(void **sta
 	assert_int_equal(atomic_load(&t->host.stats->counters.sessions_died), 1);
 }
 
+/* Asks for @n keys from @from on, and lets go of what it got. */
+static int64_t child_asks(struct kvp_ns *ns, unsigned from, unsigned n)
+{
+	struct kvp_view views[N];
+	struct kvp_key keys[N];
+	int64_t got;
+
+	for (unsigned i = 0; i < n; i++)
+		keys[i] = wire_key(from + i);
+	got = kvp_acquire(ns, keys, n, 0, kvp_deadline_ms(1000), views);
+	kvp_release(views, n);
+	return got;
+}
+
+static struct kvp_ns *ns_open(struct kvp_client *client, const char *name)
+{
+	struct kvp_desc desc;
+	struct kvp_ns *ns = NULL;
+
+	trial_desc(&desc);
+	return trial_ns(client, name, &desc, &ns) < 0 ? NULL : ns;
+}
+
+/* A child finds N in "m" and misses some in "other", and is killed at once, or leaves. */
+static void child_of_two_namespaces(const struct trial *t, bool is_killed)
+{
+	int status;
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		struct kvp_client *client;
+		struct kvp_ns *m, *other;
+
+		if (trial_client(t, &client) < 0)
+			_exit(1);
+		other = ns_open(client, "other");
+		m = ns_open(client, "m");
+		if (!m || !other || child_asks(m, 0, N) != N || child_asks(other, 1000, MISSED) != 0)
+			_exit(2);
+		if (is_killed)
+			kill(getpid(), SIGKILL);
+		kvp_close(client);
+		_exit(0);
+	}
+	assert_true(pid > 0);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	if (is_killed)
+		assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+	else
+		assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* @times such children were here. */
+static void counts_are(struct trial *t, struct kvp_ns *other, uint64_t times)
+{
+	const struct kvp_ns_row *m = host_ns_row(&t->host, ns_id_of(t->ns));
+	const struct kvp_ns_row *o = host_ns_row(&t->host, ns_id_of(other));
+
+	assert_non_null(m);
+	assert_non_null(o);
+	becomes(&m->counters.lookups, times * N);
+	assert_int_equal(atomic_load(&m->counters.hits_ram), times * N);
+	assert_int_equal(atomic_load(&m->counters.tokens_ram), times * N * TRIAL_TOKENS);
+	assert_int_equal(atomic_load(&m->counters.miss_never), 0);
+	becomes(&o->counters.lookups, times * MISSED);
+	assert_int_equal(atomic_load(&o->counters.hits_ram), 0);
+	assert_int_equal(atomic_load(&o->counters.miss_never), times * MISSED);
+}
+
+static void counts_go_to_the_namespace_that_was_asked(void **state)
+{
+	struct trial *t = *state;
+	struct kvp_ns *other;
+
+	trial_attach(t);
+	other = ns_open(t->client, "other");
+	assert_non_null(other);
+	for (unsigned i = 0; i < N; i++) {
+		struct kvp_key key = wire_key(i);
+
+		assert_int_equal(trial_put(t->ns, &key, NULL, i, TRIAL_BLOCK), KVP_PUB_STORED);
+	}
+	child_of_two_namespaces(t, false);
+	counts_are(t, other, 1);
+	child_of_two_namespaces(t, true);
+	becomes(&t->host.stats->counters.sessions, 1);
+	counts_are(t, other, 2);
+}
+
+static void every_key_that_missed_was_asked_for(void **state)
+{
+	struct trial *t = *state;
+	const struct kvp_ns_row *row;
+	struct kvp_key keys[N];
+	struct kvp_match_part part = {.keys = keys};
+
+	trial_attach(t);
+	part.ns = t->ns;
+	row = host_ns_row(&t->host, ns_id_of(t->ns));
+	assert_non_null(row);
+	for (unsigned i = 0; i < N; i++)
+		keys[i] = wire_key(i);
+	for (unsigned i = 1; i <= 20; i++) {
+		assert_int_equal(kvp_match(&part, 1, N, 0, NULL), 0);
+		assert_int_equal(atomic_load(&row->counters.miss_never), i * N);
+		assert_true(atomic_load(&row->counters.lookups) >= i * N);
+	}
+}
+
 #define WITH_DAEMON(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		WITH_DAEMON(with_nobody_left_nothing_is_held),
+		WITH_DAEMON(counts_go_to_the_namespace_that_was_asked),
+		WITH_DAEMON(every_key_that_missed_was_asked_for),
 		WITH_DAEMON(who_leaves_in_order_while_the_daemon_is_down_has_not_died),
 	};
 
