@@ -54,6 +54,8 @@ static const struct option_row options[] = {
 	{"slab", OPTION_SIZE, AT(slab_bytes), CONFIG_SLAB_MIN, 1ull << 40, "SIZE",
 		"unit in which memory moves (default: pool / 256, but 2M to 64M, or pool / 4096)"},
 	{"spill", OPTION_SPILL, 0, 0, 0, "DIR:SIZE", "directory and size of the spill store, or off"},
+	{"spill-write-budget", OPTION_SIZE, AT(spill_write_budget), 0, 1ull << 50, "SIZE",
+		"bytes eviction may write to the spill store a day (UTC), then it drops; 0: no limit"},
 	{"io", OPTION_TEXT, AT(io), 0, ROOM(io), "ENGINE", "auto, uring or threads"},
 	{"log-level", OPTION_TEXT, AT(log_level), 0, ROOM(log_level), "LEVEL", "err, warn, info or debug"},
 	{"lock-memory", OPTION_BOOL, AT(lock_memory), 0, 1, "yes|no", "mlock the pool"},
@@ -742,7 +744,8 @@ int config_check(struct config *config, char message[256])
 /* Limits, times and what is logged; all else is built upon at the start. */
 static bool option_is_live(const struct option_row *row)
 {
-	return row->kind == OPTION_NUMBER || !strcmp(row->name, "uid-max-transit") || !strcmp(row->name, "log-level");
+	return row->kind == OPTION_NUMBER || !strcmp(row->name, "uid-max-transit") ||
+	       !strcmp(row->name, "spill-write-budget") || !strcmp(row->name, "log-level");
 }
 
 static size_t option_room(const struct option_row *row)

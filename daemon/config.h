@@ -46,6 +46,7 @@ struct config {
 	uint64_t slab_bytes; /* 0: kvp_default_slab() */
 	char spill_dir[256]; /* "": no spill */
 	uint64_t spill_bytes;
+	uint64_t spill_write_budget; /* bytes a day for evictions; 0: no limit */
 	char io[16]; /* auto, uring, threads */
 	char log_level[16]; /* err, warn, info, debug */
 	uint32_t pressure_percent; /* memory is given back above; 0: never */

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "block.h"
 #include "guard.h"
@@ -368,6 +369,34 @@ static void tier_too_long(struct ns *ns, uint64_t bytes)
 		ns->d->config.spill_dir, bytes, ns->head->name, spill_longest(tier->spill));
 }
 
+static uint64_t tier_today(void)
+{
+	return (uint64_t)time(NULL) / 86400;
+}
+
+/* What was written today, over restarts of the daemon too; a new day begins at 0. */
+static uint64_t tier_written_today(struct tier *tier)
+{
+	struct kvp_counters *c = &tier->d->pool.stats->counters;
+
+	if (atomic_load(&c->spill_day) != tier_today()) {
+		gauge_set(&c->spill_day, tier_today());
+		gauge_set(&c->spill_day_bytes, 0);
+	}
+	return atomic_load(&c->spill_day_bytes);
+}
+
+/* May this victim be written, as far as the day's budget goes? */
+static bool tier_may_write(const struct entry *e)
+{
+	struct daemon *d = e->ns->d;
+
+	if (!d->config.spill_write_budget || tier_written_today(d->tier) + e->bytes <= d->config.spill_write_budget)
+		return true;
+	gauge_add(&d->pool.stats->counters.spill_over_budget, 1);
+	return false;
+}
+
 /* Start writing a victim's cold copy. Return: 0; -EAGAIN: later; other -errno: it cannot be written. */
 static int tier_write(struct entry *e)
 {
@@ -378,6 +407,8 @@ static int tier_write(struct entry *e)
 		tier_too_long(e->ns, record.bytes);
 	if (r < 0)
 		return r;
+	tier_written_today(e->ns->d->tier);
+	gauge_add(&e->ns->d->pool.stats->counters.spill_day_bytes, (int64_t)record.bytes);
 	e->io = ENTRY_WRITING;
 	ns_slot(e->ns, e->slot)->io++;
 	e->ns->n_writing++;
@@ -431,7 +462,7 @@ static int tier_evict_oldest(struct ns *ns, uint64_t want, unsigned looks_max)
 		}
 		if (!e->cold && spill && !ns->n_free && tier_is_slow(ns)) {
 			gauge_add(&d->pool.stats->counters.spill_too_slow, 1);
-		} else if (!e->cold && spill) {
+		} else if (!e->cold && spill && tier_may_write(e)) {
 			int r = tier_write(e);
 
 			if (r == 0)
@@ -1516,6 +1547,8 @@ void tier_stats(struct daemon *d)
 	gauge_add(&c->spill_skipped, (int64_t)(s.skipped - told->skipped));
 	gauge_add(&c->spill_reclaimed, (int64_t)(s.reclaimed - told->reclaimed));
 	*told = s; /* counters go on over daemon restarts, the store's own begin at 0 */
+	tier_written_today(d->tier);
+	gauge_set(&c->spill_budget_bytes, d->config.spill_write_budget);
 	gauge_set(&c->spill_last_errno, (uint64_t)s.last_errno);
 	gauge_set(&c->spill_in_flight, s.in_flight);
 	snprintf(d->pool.stats->spill_message, sizeof(d->pool.stats->spill_message), "%s", s.message);

@@ -160,6 +160,10 @@ static void print_spill(const struct snapshot *snapshot)
 		quantity_bytes(b, C(c->spill_write_bytes)), (uint64_t)C(c->spill_write_errors));
 	printf("read %s, %s (%" PRIu64 " errors)\n", quantity_count(a, C(c->spill_reads)),
 		quantity_bytes(b, C(c->spill_read_bytes)), (uint64_t)C(c->spill_read_errors));
+	if (C(c->spill_budget_bytes))
+		printf("       today %s of a budget of %s written; %s blocks dropped for it\n",
+			quantity_bytes(a, C(c->spill_day_bytes)), quantity_bytes(b, C(c->spill_budget_bytes)),
+			quantity_count(d, C(c->spill_over_budget)));
 	printf("       damaged %" PRIu64 ", reclaimed %" PRIu64 ", in flight %" PRIu64, (uint64_t)C(c->spill_damaged),
 		(uint64_t)C(c->spill_reclaimed), (uint64_t)C(c->spill_in_flight));
 	if (C(c->spill_last_errno))

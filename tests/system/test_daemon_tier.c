@@ -20,6 +20,7 @@
 #include "wire.h"
 
 #define KIB 1024u
+#define MIB (1024u * KIB)
 #define BLOCK (64 * KIB)
 
 struct fixture {
@@ -409,6 +410,34 @@ static void a_drain_to_a_store_that_takes_nothing_ends_at_once_and_says_why(void
 	assert_int_equal(done.late, 0);
 }
 
+static void what_goes_over_the_days_budget_is_dropped_and_counted_and_a_drain_is_not(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_wire_admin_done done;
+
+	disconnect(f);
+	assert_int_equal(host_stop(&f->host), 0);
+	f->options[10] = "--spill-write-budget";
+	f->options[11] = "1M"; /* 16 blocks */
+	f->options[12] = NULL;
+	assert_int_equal(host_start(&f->host, f->options), 0);
+	connect_client(f);
+	for (unsigned round = 0; round < 2; round++) {
+		for (uint64_t k = 0; k < 100; k++)
+			put(&f->ns, 1000 * round + k, NULL);
+		assert_int_equal(COUNTER(f, cold), 16);
+		assert_int_equal(atomic_load(&f->host.stats->counters.spill_day_bytes), MIB);
+		assert_true(atomic_load(&f->host.stats->counters.spill_over_budget) >= 100 - 32 - 16);
+		disconnect(f);
+		assert_int_equal(host_stop(&f->host), 0);
+		assert_int_equal(host_start(&f->host, NULL), 0); /* the same day goes on */
+		connect_client(f);
+	}
+	assert_int_equal(drain(f, &done), sizeof(done));
+	assert_int_equal(done.n_left, 0);
+	assert_true(done.n_done > 20);
+}
+
 static void a_hung_disk_stops_nobody_and_shows_within_seconds(void **state)
 {
 	struct fixture *f = *state;
@@ -629,6 +658,7 @@ int main(int argc, char **argv)
 		WITH_SPILL(after_a_kill_of_the_daemon_cold_blocks_are_found_again),
 		WITH_SPILL(after_a_drain_and_a_reboot_everything_is_back_under_its_old_keys),
 		WITH_SPILL(evict_drops_as_many_as_asked_though_they_are_written_first),
+		WITH_SPILL(what_goes_over_the_days_budget_is_dropped_and_counted_and_a_drain_is_not),
 		WITH_SPILL(a_hung_disk_stops_nobody_and_shows_within_seconds),
 		WITH_SPILL(a_drain_to_a_store_that_takes_nothing_ends_at_once_and_says_why),
 		WITH_SPILL(of_a_key_written_twice_the_later_record_counts_after_a_reboot),

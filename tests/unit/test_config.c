@@ -84,6 +84,7 @@ static void every_option_means_the_same_by_flag_and_by_file(void **state)
 				   "pool = 2G\n"
 				   "slab = 32M\n"
 				   "spill = /var/x:1T\n"
+				   "spill-write-budget = 3G\n"
 				   "io = threads\n"
 				   "log-level = debug\n"
 				   "lock-memory = yes\n"
@@ -106,7 +107,7 @@ static void every_option_means_the_same_by_flag_and_by_file(void **state)
 	assert_int_equal(parse(&by_flag, message, (const char *const[]){
 		"--socket=/run/x/s", "--admin-socket=/run/x/a", "--socket-mode=0660",
 		"--listen=/run/x/one,uid=7,gid=8,mode=0600", "--listen=/run/x/two", "--group=ops", "--name=p1", "--pool=2G",
-		"--slab=32M", "--spill=/var/x:1T", "--io=threads", "--log-level=debug", "--lock-memory=yes",
+		"--slab=32M", "--spill=/var/x:1T", "--spill-write-budget=3G", "--io=threads", "--log-level=debug", "--lock-memory=yes",
 		"--max-clients=10", "--max-namespaces=11", "--uid-max-clients=12", "--uid-max-namespaces=13",
 		"--uid-max-grants=14", "--uid-max-pins=15", "--uid-max-transit=16M", "--heartbeat=200", "--hold-limit=17",
 		"--grant-limit=2000", "--free-percent=18", NULL}), 0);
@@ -125,6 +126,7 @@ static void every_option_means_the_same_by_flag_and_by_file(void **state)
 	assert_false(by_file.listen[1].has_uid);
 	assert_string_equal(by_file.spill_dir, "/var/x");
 	assert_int_equal(by_file.spill_bytes, 1ull << 40);
+	assert_int_equal(by_file.spill_write_budget, 3072 * MIB);
 	assert_true(by_file.lock_memory);
 	assert_int_equal(by_file.uid_max_pins, 15);
 	assert_int_equal(by_file.free_percent, 18);
