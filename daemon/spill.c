@@ -427,7 +427,11 @@ static int spill_start(struct spill *spill, char message[256])
 		segment_allocate(spill);
 	while (spill->allocating)
 		io_wait(spill->io, loop_now() + SPILL_SECOND);
-	spill_flush_own(spill); /* then what a crash left unsealed is sealed */
+	for (uint32_t i = 0; i < spill->n_present; i++)
+		if (spill->segments[i].dirty) { /* a crash left it unsealed: once flushed, it is */
+			spill_flush_own(spill);
+			break;
+		}
 	return 0;
 }
 

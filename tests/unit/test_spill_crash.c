@@ -186,6 +186,7 @@ static void the_lock_of_a_dead_owner_whose_io_still_runs_is_waited_for(void **st
 
 static void records_across_and_beyond_2_and_4_gib_are_exact(void **state)
 {
+	static const struct spill_record none = {.bytes = 1};
 	const uint64_t segment_bytes = 1ull << 30;
 	/* in file offsets: ends at, starts at and straddles 2^31 and 2^32; a pair exactly 2^32 apart */
 	static const uint64_t offs[] = {(1ull << 31) - 16384, 1ull << 31, (1ull << 32) - 8192, (1ull << 32) + 12288,
@@ -219,8 +220,8 @@ static void records_across_and_beyond_2_and_4_gib_are_exact(void **state)
 			spill->open = i;
 		}
 		spill->segments[i].used = offs[k] - segment_off(spill, i);
-		assert_true(
-			segment_add(&spill->segments[i], 0, 0, RECORD_DEAD) >= 0); /* not the first: that writes more */
+		assert_true(segment_add(&spill->segments[i], 0, &none, RECORD_DEAD) >=
+			    0); /* not the first: that writes more */
 		assert_int_equal(put(f, k, 12288), 0);
 		assert_int_equal(segment_off(spill, i) +
 					 (uint64_t)spill->segments[i].records[spill->segments[i].n_records - 1].page *
