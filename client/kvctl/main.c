@@ -53,7 +53,7 @@ static const struct command commands[] = {
 		"  --dim-v N       dimension of V, if not that of K\n"
 		"  --dtype T       f32, f16, bf16, int8 or int4\n"
 		"  --scale-bytes N int8, int4: bytes of scales for each token and head of K and of V (4)\n"
-		"  --slab SIZE     unit of memory (max(64M, pool / 4096))\n"
+		"  --slab SIZE     unit of memory (as kvpoold chooses by default)\n"
 		"  --spill SIZE    room of the spill store\n"
 		"  --context N     tokens of a context (8192)\n"
 		"  --heads N       query heads (those of K)\n"
