@@ -2,7 +2,7 @@
  * prog_ledger.c - an engine that knows what it wrote: publishes numbered blocks and later asks for every one of them
  *
  * usage: prog_ledger SOCKET NAMESPACE write FROM TO          publish these blocks
- *        prog_ledger SOCKET NAMESPACE verify FROM TO KEPT    each is right or missing; none below KEPT is missing
+ *        prog_ledger SOCKET NAMESPACE verify FROM TO A B     each is right or missing; none from A to below B is missing
  *        prog_ledger SOCKET NAMESPACE where N                reserve N blocks and ask the kernel on which nodes they lie
  *
  * Blocks are chains of 8.  Word w of block n is a hash of (n, w), so that nothing but block n passes for block n.
@@ -109,7 +109,7 @@ struct found {
 	uint64_t right, missing, wrong, kept_missing;
 };
 
-static int verify_chain(struct kvp_ns *ns, uint64_t from, uint64_t to, uint64_t kept, struct found *found)
+static int verify_chain(struct kvp_ns *ns, uint64_t from, uint64_t to, const uint64_t kept[2], struct found *found)
 {
 	struct kvp_key keys[CHAIN];
 	struct kvp_view views[CHAIN];
@@ -127,7 +127,7 @@ static int verify_chain(struct kvp_ns *ns, uint64_t from, uint64_t to, uint64_t 
 	for (uint32_t i = 0; i < n; i++) {
 		if (i >= got) {
 			found->missing++;
-			found->kept_missing += from + i < kept;
+			found->kept_missing += from + i >= kept[0] && from + i < kept[1];
 		} else if (right(views[i].data, from + i)) {
 			found->right++;
 		} else {
@@ -142,7 +142,7 @@ static int verify_chain(struct kvp_ns *ns, uint64_t from, uint64_t to, uint64_t 
 	return 0;
 }
 
-static int ledger_verify(struct kvp_ns *ns, uint64_t from, uint64_t to, uint64_t kept)
+static int ledger_verify(struct kvp_ns *ns, uint64_t from, uint64_t to, const uint64_t kept[2])
 {
 	struct found found = {0, 0, 0, 0};
 	uint64_t end;
@@ -221,11 +221,11 @@ int main(int argc, char **argv)
 {
 	struct kvp_client *client;
 	struct kvp_ns *ns;
-	uint64_t number[3] = {0, 0, 0};
+	uint64_t number[4] = {0, 0, 0, 0};
 	const char *what = argc > 3 ? argv[3] : "";
 	int r = 2;
 
-	for (int i = 4; i < argc && i < 7; i++)
+	for (int i = 4; i < argc && i < 8; i++)
 		number[i - 4] = strtoull(argv[i], NULL, 10);
 	if (argc < 5 || open_both(argv[1], argv[2], &client, &ns)) {
 		fprintf(stderr, "usage: prog_ledger SOCKET NAMESPACE write|verify|where NUMBER...\n");
@@ -234,7 +234,7 @@ int main(int argc, char **argv)
 	if (!strcmp(what, "write"))
 		r = ledger_write(ns, number[0], number[1]);
 	else if (!strcmp(what, "verify"))
-		r = ledger_verify(ns, number[0], number[1], number[2]);
+		r = ledger_verify(ns, number[0], number[1], &number[2]);
 	else if (!strcmp(what, "where"))
 		r = ledger_where(ns, number[0]);
 	kvp_ns_close(ns);
