@@ -27,7 +27,9 @@
 #define STREAMS 4u
 #define SUB_TOKENS 16u
 #define INLINE TARGET static inline __attribute__((always_inline))
-#if defined(__clang__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define UNROLL /* each unrolled access would be checked: minutes to compile */
+#elif defined(__clang__)
 #define UNROLL _Pragma("unroll")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
