@@ -28,16 +28,22 @@ static int teardown(void **state)
 }
 
 /* A tick, and all it starts. */
+static void wait_for_all(struct fixture *f)
+{
+	while (io_in_flight(f->spill->io))
+		spill_wait(f->spill, loop_now() + SPILL_SECOND);
+}
+
 static void tick(struct fixture *f)
 {
 	spill_tick(f->spill);
-	while (io_in_flight(f->spill->io))
-		spill_wait(f->spill, loop_now() + SPILL_SECOND);
+	wait_for_all(f);
 }
 
 /* As if the time for the next probes had come. */
 static void tick_in_time(struct fixture *f)
 {
+	wait_for_all(f); /* a look at the file may be under way */
 	f->spill->health.probe_at_ns = 0;
 	f->spill->no_space_until_ns = 0;
 	for (uint32_t i = 0; i < f->spill->n_present; i++)
