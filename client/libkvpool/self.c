@@ -61,8 +61,10 @@ static void self_end(void *arg)
 
 			for (unsigned i = 0; i < N_COUNTS; i++)
 				atomic_fetch_add(&client->gone_counts[i], atomic_load(&part->counts[i]));
-			for (unsigned i = 0; i < KVP_CLIENT_NS_MAX * N_NS_COUNTS; i++)
-				atomic_fetch_add(&client->gone_ns_counts[0][i], atomic_load(&part->ns_counts[0][i]));
+			for (unsigned ns = 0; ns < KVP_CLIENT_NS_MAX; ns++)
+				for (unsigned i = 0; i < N_NS_COUNTS; i++)
+					atomic_fetch_add(
+						&client->gone_ns_counts[ns][i], atomic_load(&part->ns_counts[ns][i]));
 			while (*at != part)
 				at = &(*at)->client_next;
 			*at = part->client_next;
