@@ -32,23 +32,9 @@
 
 static int setup(void **state)
 {
-	struct trial *t = malloc(sizeof(*t));
-
-	assert_non_null(t);
-	trial_given(t, geteuid(), "2M", NULL);
-	trial_start(t);
-	trial_attach(t);
-	*state = t;
+	trial_setup(state, "2M", NULL);
+	trial_attach(*state);
 	return 0;
-}
-
-static int teardown(void **state)
-{
-	struct trial *t = *state;
-	bool good = trial_end(t);
-
-	free(t);
-	return good ? 0 : -1;
 }
 
 /* An engine in a process of its own, which dies with the test. */
@@ -684,7 +670,7 @@ static void five_kills_take_one_pool_of_memory_and_purge_leaves_none(void **stat
 	t->host.pid = 0;
 }
 
-#define WITH_DAEMON(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+#define WITH_DAEMON(test) cmocka_unit_test_setup_teardown(test, setup, trial_teardown)
 
 int main(int argc, char **argv)
 {

@@ -25,22 +25,7 @@
 
 static int setup(void **state)
 {
-	struct trial *t = malloc(sizeof(*t));
-
-	assert_non_null(t);
-	trial_given(t, geteuid(), "2M", NULL);
-	trial_start(t);
-	*state = t;
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	struct trial *t = *state;
-	bool good = trial_end(t);
-
-	free(t);
-	return good ? 0 : -1;
+	return trial_setup(state, "2M", NULL);
 }
 
 static uint64_t ns_id_of(const struct kvp_ns *ns)
@@ -250,7 +235,7 @@ static void every_key_that_missed_was_asked_for(void **state)
 	}
 }
 
-#define WITH_DAEMON(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+#define WITH_DAEMON(test) cmocka_unit_test_setup_teardown(test, setup, trial_teardown)
 
 int main(int argc, char **argv)
 {

@@ -27,23 +27,9 @@
 
 static int setup(void **state)
 {
-	struct trial *t = malloc(sizeof(*t));
-
-	assert_non_null(t);
-	trial_given(t, geteuid(), "4M", "64M");
-	trial_start(t);
-	trial_attach(t);
-	*state = t;
+	trial_setup(state, "4M", "64M");
+	trial_attach(*state);
 	return 0;
-}
-
-static int teardown(void **state)
-{
-	struct trial *t = *state;
-	bool good = trial_end(t);
-
-	free(t);
-	return good ? 0 : -1;
 }
 
 static void plain(struct kvp_desc *desc)
@@ -363,7 +349,7 @@ static void another_process_computes_the_same_keys_after_a_restart_too(void **st
 	}
 }
 
-#define WITH_DAEMON(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+#define WITH_DAEMON(test) cmocka_unit_test_setup_teardown(test, setup, trial_teardown)
 
 int main(int argc, char **argv)
 {

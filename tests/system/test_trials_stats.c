@@ -29,22 +29,7 @@
 
 static int setup(void **state)
 {
-	struct trial *t = malloc(sizeof(*t));
-
-	assert_non_null(t);
-	trial_given(t, geteuid(), "2M", NULL);
-	trial_start(t);
-	*state = t;
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	struct trial *t = *state;
-	bool good = trial_end(t);
-
-	free(t);
-	return good ? 0 : -1;
+	return trial_setup(state, "2M", NULL);
 }
 
 /* kvctl stats --json: valid, and of this pool. */
@@ -402,7 +387,7 @@ static void who_is_one_too_many_learns_the_limit_and_gets_in_when_another_leaves
 	kvp_close(client);
 }
 
-#define WITH_DAEMON(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+#define WITH_DAEMON(test) cmocka_unit_test_setup_teardown(test, setup, trial_teardown)
 
 int main(int argc, char **argv)
 {

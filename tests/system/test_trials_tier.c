@@ -48,15 +48,6 @@ static int setup(void **state)
 	return 0;
 }
 
-static int teardown(void **state)
-{
-	struct trial *t = *state;
-	bool good = trial_end(t);
-
-	free(t);
-	return good ? 0 : -1;
-}
-
 static void put_blocks(struct kvp_ns *ns, uint64_t first, unsigned n)
 {
 	for (uint64_t k = first; k < first + n; k++) {
@@ -597,7 +588,7 @@ static void a_directory_read_only_all_of_a_sudden_shows_and_comes_back_when_it_i
 	assert_int_equal(right_or_missing(t->ns, 2000, N), N);
 }
 
-#define WITH_STORE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+#define WITH_STORE(test) cmocka_unit_test_setup_teardown(test, setup, trial_teardown)
 
 int main(int argc, char **argv)
 {

@@ -72,6 +72,26 @@ bool trial_end(struct trial *t)
 	return good;
 }
 
+int trial_setup(void **state, const char *pool, const char *spill)
+{
+	struct trial *t = malloc(sizeof(*t));
+
+	assert_non_null(t);
+	trial_given(t, geteuid(), pool, spill);
+	trial_start(t);
+	*state = t;
+	return 0;
+}
+
+int trial_teardown(void **state)
+{
+	struct trial *t = *state;
+	bool good = trial_end(t);
+
+	free(t);
+	return good ? 0 : -1;
+}
+
 void trial_memory_gone(const struct trial *t)
 {
 	char path[160], prefix[160];

@@ -33,6 +33,9 @@ void trial_attach(struct trial *t);
 void trial_detach(struct trial *t);
 /** trial_end() - no daemon, no memory, no directory. Return: was the daemon well, and does kvctl find nothing wrong? */
 bool trial_end(struct trial *t);
+/** trial_setup() - for cmocka: one of this process's user, started, in *@state; trial_teardown() - trial_end() of it */
+int trial_setup(void **state, const char *pool, const char *spill);
+int trial_teardown(void **state);
 
 /** trial_memory_gone() - remove all shared memory of the stopped daemon, as a reboot does */
 void trial_memory_gone(const struct trial *t);
