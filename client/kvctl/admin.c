@@ -45,6 +45,19 @@ static int socket_of(const struct options *options, char path[KVP_SOCKET_MAX])
 	return r;
 }
 
+int admin_option_next(struct options *options, const char **admin, uint64_t *limit_ns)
+{
+	int c;
+
+	while ((c = option_next(options)) == 'a' || c == 'd') {
+		if (c == 'a')
+			*admin = optarg;
+		else if (quantity_parse_seconds(optarg, limit_ns) < 0)
+			return option_wrong(options, "--deadline", optarg, "a number of seconds");
+	}
+	return c;
+}
+
 int admin_socket_path(const struct options *options, const char *admin, char path[KVP_SOCKET_MAX])
 {
 	char socket[KVP_SOCKET_MAX];
@@ -217,12 +230,7 @@ int drain_command(int argc, char **argv)
 	const char *admin = NULL;
 	int c, r;
 
-	while ((c = option_next(&options)) >= 0) {
-		if (c == 'a')
-			admin = optarg;
-		if (c == 'd' && quantity_parse_seconds(optarg, &limit_ns) < 0)
-			return option_exit(option_wrong(&options, "--deadline", optarg, "a number of seconds"));
-	}
+	c = admin_option_next(&options, &admin, &limit_ns);
 	if (c != OPTION_END)
 		return option_exit(c);
 	r = admin_do(&options, admin, KVP_MSG_DRAIN, &ask, sizeof(ask), limit_ns, &done);
@@ -280,14 +288,8 @@ int evict_command(int argc, char **argv)
 	struct kvp_wire_admin_done done;
 	int c, r;
 
-	while ((c = option_next(&options)) >= 0) {
-		if (c == 'N')
-			ns = optarg;
-		if (c == 'a')
-			admin = optarg;
-		if (c == 'd' && quantity_parse_seconds(optarg, &limit_ns) < 0)
-			return option_exit(option_wrong(&options, "--deadline", optarg, "a number of seconds"));
-	}
+	while ((c = admin_option_next(&options, &admin, &limit_ns)) >= 0)
+		ns = optarg;
 	if (c != OPTION_END)
 		return option_exit(c);
 	if (optind < argc && quantity_parse_count(argv[optind], 1, UINT64_MAX, &ask.n) < 0)
@@ -323,12 +325,7 @@ int resize_command(int argc, char **argv)
 	const char *admin = NULL;
 	int c, r;
 
-	while ((c = option_next(&options)) >= 0) {
-		if (c == 'a')
-			admin = optarg;
-		if (c == 'd' && quantity_parse_seconds(optarg, &limit_ns) < 0)
-			return option_exit(option_wrong(&options, "--deadline", optarg, "a number of seconds"));
-	}
+	c = admin_option_next(&options, &admin, &limit_ns);
 	if (c != OPTION_END)
 		return option_exit(c);
 	if (optind >= argc || strlen(argv[optind]) >= sizeof(ask.pool)) {

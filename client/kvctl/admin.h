@@ -10,6 +10,8 @@
 #include "kvpool_wire.h"
 #include "option.h"
 
+/** admin_option_next() - option_next() of a command that takes --admin and --deadline too: those go to @admin and @limit_ns */
+int admin_option_next(struct options *options, const char **admin, uint64_t *limit_ns);
 /** admin_socket_path() - @admin, else the daemon's socket + ".admin". Return: 0; exit code (said). */
 int admin_socket_path(const struct options *options, const char *admin, char path[KVP_SOCKET_MAX]);
 /** admin_connect() - waits 2 s at most. Return: a descriptor; -ETIMEDOUT; -errno. */

@@ -243,12 +243,7 @@ int purge_command(int argc, char **argv)
 	const char *admin = NULL;
 	int c, fd, r;
 
-	while ((c = option_next(&options)) >= 0) {
-		if (c == 'a')
-			admin = optarg;
-		if (c == 'd' && quantity_parse_seconds(optarg, &limit_ns) < 0)
-			return option_exit(option_wrong(&options, "--deadline", optarg, "a number of seconds"));
-	}
+	c = admin_option_next(&options, &admin, &limit_ns);
 	if (c != OPTION_END)
 		return option_exit(c);
 	r = admin_socket_path(&options, admin, path);
