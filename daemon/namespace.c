@@ -533,25 +533,33 @@ static bool ns_take_slab(struct ns *ns, struct slab *slab)
 	return true;
 }
 
+static void ns_expect_slab(struct ns *ns, uint32_t node)
+{
+	ns->n_coming += ns->head->slots_per_slab;
+	ns->coming_on[node]++;
+}
+
 bool ns_add_slab(struct ns *ns, uint32_t node, bool only_there)
 {
 	struct daemon *d = ns->d;
 	struct slab *slab;
+	uint32_t at;
 
 	if (d->collects && d->collects != ns->id && loop_now() < d->collects_until_ns)
 		return false; /* spare slabs are being gathered for a larger one of another */
 	slab = slab_take_spare(d, ns->head->slab_bytes, node, only_there);
 	if (slab)
 		return ns_take_slab(ns, slab);
-	if (!slab_request(d, ns->head->slab_bytes, node, only_there, ns->id))
+	if (!slab_request(d, ns->head->slab_bytes, node, only_there, ns->id, &at))
 		return false;
-	ns->n_coming += ns->head->slots_per_slab;
+	ns_expect_slab(ns, at);
 	return true;
 }
 
-void ns_slab_came(struct ns *ns, struct slab *slab)
+void ns_slab_came(struct ns *ns, uint32_t node, struct slab *slab)
 {
 	ns->n_coming -= ns->head->slots_per_slab;
+	ns->coming_on[node]--;
 	if (ns->d->collects == ns->id)
 		ns->d->collects = 0;
 	if (slab && ns_take_slab(ns, slab))
@@ -563,6 +571,7 @@ void ns_slab_came(struct ns *ns, struct slab *slab)
 void ns_remove_slab(struct ns *ns, struct slab *slab, struct ns *heir)
 {
 	struct daemon *d = ns->d;
+	uint32_t node = slab->node;
 
 	atomic_store_explicit(&ns->slab_table[slab->place].number, 0, memory_order_release);
 	atomic_fetch_add_explicit(&ns->head->slab_changes, 1, memory_order_release);
@@ -577,7 +586,7 @@ void ns_remove_slab(struct ns *ns, struct slab *slab, struct ns *heir)
 	pool_stats_end(&d->pool);
 	d->pool.meta_bytes -= ns->head->slots_per_slab * sizeof(struct kvp_block);
 	if (slab_give(d, slab, heir ? heir->head->slab_bytes : 0, heir ? heir->id : 0)) {
-		heir->n_coming += heir->head->slots_per_slab;
+		ns_expect_slab(heir, node);
 	} else if (heir) {
 		d->collects = heir->id;
 		d->collects_until_ns = loop_now() + COLLECT_NS;

@@ -90,6 +90,7 @@ struct ns {
 	struct policy_heap heap;
 	uint64_t n_slots, n_free;
 	uint64_t n_coming; /* slots of slabs being made for it */
+	uint32_t coming_on[TOPOLOGY_NODES_MAX]; /* by node: those slabs */
 	struct slab *open[TOPOLOGY_NODES_MAX]; /* by node: slabs with free slots, those in use longest first */
 	uint64_t n_writing; /* blocks whose cold copy is being written */
 	uint64_t sweep_held; /* counted so far in this round */
@@ -183,8 +184,8 @@ enum kvp_miss_reason ns_miss_reason(struct ns *ns, const struct kvp_key *key);
  *  unless @only_there, the nearest that has some.  Return: false: none to be had. */
 bool ns_add_slab(struct ns *ns, uint32_t node, bool only_there);
 void ns_attach_slab(struct ns *ns, struct slab *slab, bool adopted);
-/** ns_slab_came() - the slab that was to be made for the namespace, spare as yet; NULL: it could not be made */
-void ns_slab_came(struct ns *ns, struct slab *slab);
+/** ns_slab_came() - the slab that was to be made for the namespace on @node, spare as yet; NULL: it could not be made */
+void ns_slab_came(struct ns *ns, uint32_t node, struct slab *slab);
 /** ns_remove_slab() - all its slots are free or retired. @slab is no more when it returns; its memory goes to @heir, or to
  *  whoever wants some (NULL). */
 void ns_remove_slab(struct ns *ns, struct slab *slab, struct ns *heir);

@@ -318,7 +318,7 @@ static void making_done(struct maker_job *job)
 			slab = NULL;
 		}
 		if (ns)
-			ns_slab_came(ns, slab);
+			ns_slab_came(ns, job->node, slab);
 		for (ns = slab && !ns ? d->namespaces : NULL; ns && !d->stopping; ns = ns->next)
 			if (ns->waits)
 				tier_serve(ns);
@@ -403,7 +403,7 @@ struct slab *slab_take_spare(struct daemon *d, uint64_t bytes, uint32_t node, bo
 	return slab;
 }
 
-bool slab_request(struct daemon *d, uint64_t bytes, uint32_t node, bool only_there, uint64_t for_ns)
+bool slab_request(struct daemon *d, uint64_t bytes, uint32_t node, bool only_there, uint64_t for_ns, uint32_t *at)
 {
 	unsigned n = only_there ? 1 : topology_n_nodes(d->topology), i = 0;
 	struct maker_old *olds = NULL;
@@ -426,6 +426,7 @@ bool slab_request(struct daemon *d, uint64_t bytes, uint32_t node, bool only_the
 			olds = old;
 		}
 	}
+	*at = i;
 	return slab_begin(d, olds, bytes, i, for_ns);
 }
 

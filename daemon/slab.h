@@ -48,11 +48,11 @@ void slab_stop(struct daemon *d);
 /** slab_take_spare() - a zeroed slab of exactly @bytes, from the spare ones, on @node or (unless @only_there) as near to it as can
  *  be; NULL: none */
 struct slab *slab_take_spare(struct daemon *d, uint64_t bytes, uint32_t node, bool only_there);
-/** slab_request() - make one for a namespace, of spare ones of other sizes if need be: ns_slab_came() follows, soon.
- *  Return: false: there is no room for it, nothing follows. */
-bool slab_request(struct daemon *d, uint64_t bytes, uint32_t node, bool only_there, uint64_t for_ns);
-/** slab_give() - the slab leaves whoever had it, and one of @bytes for a namespace is made of it: ns_slab_came() follows.
- *  Return: false: it is not enough for that; a spare one of the usual size takes its room in the budget. */
+/** slab_request() - make one for a namespace, of spare ones of other sizes if need be: ns_slab_came() follows, soon. @at: the
+ *  node it will lie on.  Return: false: there is no room for it, nothing follows. */
+bool slab_request(struct daemon *d, uint64_t bytes, uint32_t node, bool only_there, uint64_t for_ns, uint32_t *at);
+/** slab_give() - the slab leaves whoever had it, and one of @bytes for a namespace is made of it, on its node: ns_slab_came()
+ *  follows. *  Return: false: it is not enough for that; a spare one of the usual size takes its room in the budget. */
 bool slab_give(struct daemon *d, struct slab *slab, uint64_t bytes, uint64_t for_ns);
 /** slab_release_spare() - a spare one of node @i goes, and its memory. Return: false: there is none. */
 bool slab_release_spare(struct daemon *d, uint32_t i);

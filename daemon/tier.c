@@ -59,6 +59,7 @@ struct job {
 	struct job *all_next, *all_prev;
 	enum job_kind kind;
 	uint64_t since_ns; /* it waits for a slot */
+	uint64_t near_until_ns; /* RESERVE: so long for one on its node while that node's slab is made */
 	struct daemon *d;
 	struct peer *peer; /* NULL: gone, nobody hears the answer */
 	struct member *member;
@@ -106,6 +107,7 @@ struct tier {
 };
 
 static void job_publish_step(struct job *job);
+static bool job_grant(struct job *job, bool late);
 static void tier_start_reads(struct ns *ns);
 static void drain_step(struct tier *tier);
 static void evict_step(struct tier *tier);
@@ -274,10 +276,7 @@ static void job_deadline(struct loop_timer *timer)
 
 	switch (job->kind) {
 	case JOB_RESERVE:
-		gauge_add(&job->ns->row->counters.no_room, job->n);
-		if (job->peer)
-			peer_answer(job->peer, KVP_MSG_RESERVE, job->id, 0, NULL, 0, NULL, 0);
-		job_free(job);
+		job_grant(job, true); /* far memory, if there was any while it waited for near memory */
 		return;
 	case JOB_RESTORE:
 		job_answer_restore(job);
@@ -677,7 +676,7 @@ uint64_t tier_make_room(struct ns *ns, uint64_t want, uint32_t node)
 	uint64_t now;
 
 	/* free slots elsewhere do not keep a caller from memory near it, if there is some to spare */
-	if (node != TOPOLOGY_ANY && ns->n_free && !ns->n_coming && !ns->open[node])
+	if (node != TOPOLOGY_ANY && ns->n_free + ns->n_coming && !ns->coming_on[node] && !ns->open[node])
 		ns_add_slab(ns, node, true);
 	while (ns->n_free + ns->n_coming < want && ns_add_slab(ns, node, false))
 		;
@@ -700,6 +699,12 @@ uint64_t tier_make_room(struct ns *ns, uint64_t want, uint32_t node)
 
 /* ---- RESERVE ---- */
 
+/* Is a slab for it being made on its very node?  That takes milliseconds, and a block there is near for good. */
+static bool tier_near_comes(const struct ns *ns, uint32_t node)
+{
+	return node != TOPOLOGY_ANY && !ns->open[node] && ns->coming_on[node];
+}
+
 static uint32_t tier_grant(struct member *member, uint32_t n, uint32_t node, struct kvp_wire_grant *grants)
 {
 	uint32_t got = 0;
@@ -718,19 +723,22 @@ void tier_reserve(
 {
 	struct kvp_wire_grant grants[KVP_WIRE_BATCH_MAX];
 	struct job *job;
+	uint64_t now = loop_now();
 	uint32_t got = 0;
 
 	if (!member->ns->waits) { /* who came first is served first */
 		tier_make_room(member->ns, n, node);
-		got = tier_grant(member, n, node, grants);
+		if (deadline_ns <= now || !tier_near_comes(member->ns, node))
+			got = tier_grant(member, n, node, grants);
 	}
-	if (!got && deadline_ns > loop_now()) {
+	if (!got && deadline_ns > now) {
 		if (!job_allowed(peer, KVP_MSG_RESERVE, msg_id))
 			return;
 		job = job_new(JOB_RESERVE, member, peer, msg_id, deadline_ns);
 		if (job) {
 			job->n = n;
 			job->node = node;
+			job->near_until_ns = now + (deadline_ns - now) / 2;
 			job_wait_for_slot(job);
 			return;
 		}
@@ -740,28 +748,35 @@ void tier_reserve(
 	tier_serve(member->ns); /* refill what is kept ready */
 }
 
-static bool job_serve_reserve(struct job *job)
+/* With what there is: at the deadline that may be nothing. */
+static bool job_grant(struct job *job, bool late)
 {
 	struct kvp_wire_grant grants[KVP_WIRE_BATCH_MAX];
-	uint32_t got;
+	uint32_t got = tier_grant(job->member, job->n, job->node, grants);
 
-	tier_make_room(job->ns, 1, job->node);
-	got = tier_grant(job->member, job->n, job->node, grants);
-	if (!got)
+	if (!got && !late)
 		return false;
+	gauge_add(&job->ns->row->counters.no_room, late ? job->n - got : 0);
 	if (job->peer)
 		peer_answer(job->peer, KVP_MSG_RESERVE, job->id, 0, grants, got * sizeof(grants[0]), NULL, 0);
 	job_free(job);
 	return true;
 }
 
+static bool job_serve_reserve(struct job *job)
+{
+	tier_make_room(job->ns, 1, job->node);
+	return job_grant(job, false);
+}
+
 void tier_serve(struct ns *ns)
 {
 	uint64_t ready = ns->n_slots * ns->d->config.free_percent / 100;
 
-	while (ns->waits) {
-		struct job *job = ns->waits;
-
+	for (struct job *job = ns->waits, *next; job; job = next) {
+		next = job->next;
+		if (job->kind == JOB_RESERVE && tier_near_comes(ns, job->node) && loop_now() < job->near_until_ns)
+			continue; /* others need not wait for its slab */
 		if (job->kind == JOB_RESERVE) {
 			if (!job_serve_reserve(job))
 				return;

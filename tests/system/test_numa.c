@@ -18,6 +18,7 @@
 
 #define MIB (1024u * 1024)
 #define BLOCK 65536u
+#define ODD (5 * 65536u) /* whole ones do not fill the usual slab */
 #define WITH_GAPS "node:3(indexes=0,2,5 memory=64MB) pu:1"
 
 struct fixture {
@@ -143,6 +144,23 @@ static void a_block_comes_from_the_node_that_is_asked_for_as_long_as_it_has_any(
 	wire_close(&f->w);
 }
 
+static void a_reserve_waits_for_memory_near_it_while_that_is_being_made(void **state)
+{
+	struct fixture *f = *state;
+	struct wire_ns ns;
+	unsigned n_slots = MIB / ODD; /* in one slab, which is made for it of one of another size */
+
+	assert_int_equal(start(f, WITH_GAPS, "12M"), 0);
+	assert_int_equal(wire_open(&f->w, f->host.socket), 0);
+	assert_int_equal(wire_join(&f->w, &ns, "m", ODD), 0);
+	for (unsigned i = 0; i < 3; i++) /* free slots on the nodes before are no reason to be given those */
+		assert_int_equal(given_on(&ns, node_row(f, i)->id), node_row(f, i)->id);
+	for (unsigned i = 1; i < 2 * n_slots; i++)
+		assert_int_equal(given_on(&ns, 0), 0);
+	wire_leave(&ns);
+	wire_close(&f->w);
+}
+
 static void a_reader_is_told_on_which_node_a_block_lies(void **state)
 {
 	struct fixture *f = *state;
@@ -221,6 +239,7 @@ int main(void)
 		TEST(a_node_named_in_the_pool_gives_what_is_asked_of_it),
 		TEST(a_node_that_is_not_there_is_refused_with_those_that_are),
 		TEST(a_block_comes_from_the_node_that_is_asked_for_as_long_as_it_has_any),
+		TEST(a_reserve_waits_for_memory_near_it_while_that_is_being_made),
 		TEST(a_reader_is_told_on_which_node_a_block_lies),
 		TEST(slabs_stay_on_their_nodes_over_a_restart),
 		TEST(where_binding_is_refused_there_is_one_warning_and_all_goes_on_unbound),
