@@ -369,6 +369,41 @@ static void what_a_kill_left_unsealed_is_sealed_by_the_next_start(void **state)
 	assert_int_equal(get(f, N - 1), 0);
 }
 
+static void a_segment_is_sealed_only_when_all_of_it_is_durable(void **state)
+{
+	struct fixture *f = *state;
+	struct segment *segment = &f->spill->segments[0];
+	struct block *late = &f->blocks[9];
+	struct spill_record record;
+
+	for (unsigned k = 0; k < 5; k++)
+		assert_int_equal(put(f, k, 5000), 0);
+	assert_true(f->spill->open == 0 && segment->dirty);
+	segment_close(f->spill); /* its flush is on the way */
+	seal_ready(f->spill);
+	assert_non_null(segment->index);
+	settle(f);
+	assert_null(segment->index);
+
+	assert_int_equal(put(f, 5, 5000), 0);
+	assert_int_equal(flush(f), 0);
+	segment = &f->spill->segments[f->spill->open];
+	assert_false(segment->dirty);
+	late->bytes = 5000;
+	record = block_record(late);
+	block_fill(late, f->out);
+	assert_int_equal(spill_write(f->spill, &record, f->out, late, block_done, late), 0);
+	segment_close(f->spill);
+	seal_ready(f->spill); /* one is still being written */
+	assert_non_null(segment->index);
+	settle(f);
+	assert_int_equal(fixture_reopen(f), 0);
+	assert_int_equal(f->n_found, 7);
+	for (unsigned k = 0; k < 6; k++)
+		assert_int_equal(get(f, k), 0);
+	assert_int_equal(get(f, 9), 0);
+}
+
 static void a_damaged_seal_costs_nothing(void **state)
 {
 	enum { N = 200 };
@@ -1095,6 +1130,7 @@ int main(void)
 		ONCE(a_flipped_bit_anywhere_is_damage_or_absence_never_wrong_bytes),
 		BOTH(after_a_stop_in_order_a_start_reads_a_little_of_each_segment_only),
 		ONCE(what_a_kill_left_unsealed_is_sealed_by_the_next_start),
+		BOTH(a_segment_is_sealed_only_when_all_of_it_is_durable),
 		ONCE(a_damaged_seal_costs_nothing),
 		BOTH(a_seal_of_an_earlier_use_of_the_segment_is_not_believed),
 		BOTH(a_damaged_record_header_costs_that_record_only_and_is_counted),
