@@ -232,11 +232,11 @@ check: deps ## build everything, run all tests
 asan: deps ## all programs under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(sub) tests BUILD=$(BUILD)/asan OPT='-O1 -fno-omit-frame-pointer' \
 		SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=undefined'
-	@BUILD=$(BUILD)/asan tests/run --programs $(TESTS)
+	@BUILD=$(BUILD)/asan tests/run --programs --patience=3 $(TESTS)
 
 tsan: deps ## all programs under ThreadSanitizer
 	$(sub) tests BUILD=$(BUILD)/tsan OPT='-O1 -fno-omit-frame-pointer -Wno-tsan' SANITIZE='-fsanitize=thread'
-	@BUILD=$(BUILD)/tsan tests/run --programs --no-aslr $(TESTS)
+	@BUILD=$(BUILD)/tsan tests/run --programs --no-aslr --patience=5 $(TESTS)
 
 SECONDS ?= 60
 fuzz: deps-fuzz ## fuzz each parser of foreign bytes for SECONDS=60 (clang, libFuzzer)

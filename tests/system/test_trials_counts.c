@@ -149,17 +149,22 @@ static struct kvp_ns *ns_open(struct kvp_client *client, const char *name)
 	return trial_ns(client, name, &desc, &ns) < 0 ? NULL : ns;
 }
 
-/* A child finds N in "m" and misses some in "other", and is killed at once, or leaves. */
-static void child_of_two_namespaces(const struct trial *t, bool is_killed)
+/* At @go a child finds N in "m" and misses some in "other", and is killed at once, or leaves.  To be forked while this
+ * process has no client: a thread may hold any lock at a fork. */
+static pid_t child_of_two_namespaces(const struct trial *t, bool is_killed, int *go)
 {
-	int status;
-	pid_t pid = fork();
+	int down[2];
+	char c;
+	pid_t pid;
 
+	assert_int_equal(pipe(down), 0);
+	pid = fork();
 	if (pid == 0) {
 		struct kvp_client *client;
 		struct kvp_ns *m, *other;
 
-		if (trial_client(t, &client) < 0)
+		close(down[1]);
+		if (read(down[0], &c, 1) != 1 || trial_client(t, &client) < 0)
 			_exit(1);
 		other = ns_open(client, "other");
 		m = ns_open(client, "m");
@@ -171,6 +176,17 @@ static void child_of_two_namespaces(const struct trial *t, bool is_killed)
 		_exit(0);
 	}
 	assert_true(pid > 0);
+	close(down[0]);
+	*go = down[1];
+	return pid;
+}
+
+static void child_ends(pid_t pid, int go, bool is_killed)
+{
+	int status;
+
+	assert_int_equal(write(go, "", 1), 1);
+	close(go);
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	if (is_killed)
 		assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
@@ -199,6 +215,8 @@ static void counts_go_to_the_namespace_that_was_asked(void **state)
 {
 	struct trial *t = *state;
 	struct kvp_ns *other;
+	int go_one, go_two;
+	pid_t one = child_of_two_namespaces(t, false, &go_one), two = child_of_two_namespaces(t, true, &go_two);
 
 	trial_attach(t);
 	other = ns_open(t->client, "other");
@@ -208,9 +226,9 @@ static void counts_go_to_the_namespace_that_was_asked(void **state)
 
 		assert_int_equal(trial_put(t->ns, &key, NULL, i, TRIAL_BLOCK), KVP_PUB_STORED);
 	}
-	child_of_two_namespaces(t, false);
+	child_ends(one, go_one, false);
 	counts_are(t, other, 1);
-	child_of_two_namespaces(t, true);
+	child_ends(two, go_two, true);
 	becomes(&t->host.stats->counters.sessions, 1);
 	counts_are(t, other, 2);
 }
