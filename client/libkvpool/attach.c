@@ -116,19 +116,25 @@ static int socket_connect(struct kvp_client *client)
 
 /* ---- the session ---- */
 
-static const struct kvp_pool_header *header_open(int fd, const struct kvp_wire_welcome *welcome)
+static int header_open(struct session *s, int fd)
 {
 	const struct kvp_pool_header *header = map_object(fd, KVP_PAGE, false);
 
 	if (!header)
-		return NULL;
+		return -KVP_EPROTO;
+	/* a later minor version may have made it longer */
 	if (header->magic == KVP_MAGIC_HEADER && header->layout_major == KVP_LAYOUT_MAJOR &&
-		header->endian == KVP_ENDIAN && !memcmp(header->uuid, welcome->uuid, 16))
-		return header;
-	fail(-KVP_EVERSION, "the pool's header has layout %u.%u, this library %u.%u, or is of another pool",
-		header->layout_major, header->layout_minor, KVP_LAYOUT_MAJOR, KVP_LAYOUT_MINOR);
+		header->endian == KVP_ENDIAN && header->header_bytes >= sizeof(*header) &&
+		header->header_bytes <= KVP_PAGE && !memcmp(header->uuid, s->uuid, 16)) {
+		s->header = header;
+		return 0;
+	}
+	fail(-KVP_EVERSION,
+		"the pool's header has layout %u.%u in %llu bytes, this library %u.%u in %zu, or is of another pool",
+		header->layout_major, header->layout_minor, (unsigned long long)header->header_bytes, KVP_LAYOUT_MAJOR,
+		KVP_LAYOUT_MINOR, sizeof(*header));
 	munmap((void *)(uintptr_t)header, KVP_PAGE);
-	return NULL;
+	return -KVP_EVERSION;
 }
 
 static bool session_head_ok(const struct session *s)
@@ -156,7 +162,7 @@ static int session_new(struct kvp_client *client, const struct kvp_wire_welcome 
 	off_t bytes = lseek(fds[1], 0, SEEK_END);
 	uint64_t sums[N_COUNTS];
 	struct stat st;
-	int r = -KVP_EPROTO;
+	int r;
 
 	if (!s)
 		return fail(-KVP_ENOMEM, "out of memory");
@@ -169,12 +175,12 @@ static int session_new(struct kvp_client *client, const struct kvp_wire_welcome 
 		s->dev = st.st_dev;
 		s->ino = st.st_ino;
 	}
-	s->header = header_open(fds[0], welcome);
-	s->head = s->header && s->bytes >= KVP_PAGE ? map_object(s->fd, s->bytes, true) : NULL;
+	r = header_open(s, fds[0]);
+	s->head = r == 0 && s->bytes >= KVP_PAGE ? map_object(s->fd, s->bytes, true) : NULL;
 	if (s->head && session_head_ok(s))
 		r = session_lock(s);
-	else if (s->head)
-		fail(r, "the session object of the daemon at %s does not fit its header", client->socket);
+	else if (r == 0)
+		r = fail(-KVP_EPROTO, "the session object of the daemon at %s does not fit its header", client->socket);
 	if (r < 0) {
 		if (s->head)
 			munmap(s->head, s->bytes);
@@ -272,6 +278,7 @@ static void session_spare_fd(struct session *s, struct request *request)
 static int hello_answered(struct kvp_client *client, struct request *request, struct kvp_wire_welcome *welcome)
 {
 	struct session *s = atomic_load(&client->session);
+	int r;
 
 	if (request->body_bytes < sizeof(*welcome))
 		return fail(-KVP_EPROTO, "the daemon at %s answers HELLO with %zu bytes", client->socket,
@@ -286,8 +293,9 @@ static int hello_answered(struct kvp_client *client, struct request *request, st
 	if (request->n_fds != 2)
 		return fail(-KVP_EPROTO, "the daemon at %s sends %u descriptors with HELLO", client->socket,
 			request->n_fds);
-	if (session_new(client, welcome, request->fds) < 0)
-		return -KVP_EPROTO;
+	r = session_new(client, welcome, request->fds);
+	if (r < 0)
+		return r;
 	close(request->fds[0]);
 	request->n_fds = 0; /* the other one is the session's */
 	return 0;

@@ -38,6 +38,10 @@ enum wrong {
 	EMPTY_HEADER,
 	HEADER_OF_OTHER_LAYOUT,
 	HEADER_OF_OTHER_POOL,
+	HEADER_WITHOUT_MAGIC,
+	HEADER_OF_OTHER_ENDIAN,
+	HEADER_TOO_SMALL,
+	HEADER_TOO_LARGE,
 	SHORT_SESSION,
 	SESSION_OF_OTHER_ID,
 	PINS_OUT_OF_BOUNDS,
@@ -67,10 +71,12 @@ static int object_of(const void *bytes, size_t n, size_t size)
 
 static int header_object(enum wrong wrong)
 {
-	struct kvp_pool_header header = {.magic = KVP_MAGIC_HEADER,
+	struct kvp_pool_header header = {.magic = wrong == HEADER_WITHOUT_MAGIC ? 0 : KVP_MAGIC_HEADER,
 		.layout_major = KVP_LAYOUT_MAJOR + (wrong == HEADER_OF_OTHER_LAYOUT),
-		.endian = KVP_ENDIAN,
-		.header_bytes = sizeof(header),
+		.endian = wrong == HEADER_OF_OTHER_ENDIAN ? 0x04030201 : KVP_ENDIAN,
+		.header_bytes = wrong == HEADER_TOO_SMALL   ? sizeof(header) - 8
+				: wrong == HEADER_TOO_LARGE ? KVP_PAGE + 8
+							    : sizeof(header),
 		.uuid = {wrong == HEADER_OF_OTHER_POOL ? 9 : 1},
 		.max_places = PLACES,
 		.pool_bytes = 1 << 20,
@@ -254,6 +260,26 @@ static void another_version_is_told_and_not_used(void **state)
 	peer_end(peer);
 }
 
+static void a_header_of_another_size_is_refused_with_both_sizes_named(void **state)
+{
+	char ours[32], theirs[32];
+
+	(void)state;
+	snprintf(ours, sizeof(ours), " in %zu,", sizeof(struct kvp_pool_header));
+	for (enum wrong wrong = HEADER_TOO_SMALL; wrong <= HEADER_TOO_LARGE; wrong++) {
+		struct peer *peer = given_peer(wrong);
+		struct kvp_client *client = given_client(peer);
+
+		snprintf(theirs, sizeof(theirs), " in %zu bytes",
+			wrong == HEADER_TOO_SMALL ? sizeof(struct kvp_pool_header) - 8 : KVP_PAGE + 8);
+		assert_int_equal(kvp_state(client, NULL), KVP_INCOMPATIBLE);
+		assert_non_null(strstr(kvp_error(client), theirs));
+		assert_non_null(strstr(kvp_error(client), ours));
+		kvp_close(client);
+		peer_end(peer);
+	}
+}
+
 static void whatever_is_wrong_the_client_stays_detached_and_tries_again(void **state)
 {
 	(void)state;
@@ -303,6 +329,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_right_answer_attaches),
 		cmocka_unit_test(another_version_is_told_and_not_used),
+		cmocka_unit_test(a_header_of_another_size_is_refused_with_both_sizes_named),
 		cmocka_unit_test(whatever_is_wrong_the_client_stays_detached_and_tries_again),
 		cmocka_unit_test(no_descriptor_is_left_behind),
 	};
