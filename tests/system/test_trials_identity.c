@@ -253,6 +253,13 @@ static void swap_records(const struct trial *t, uint64_t k, uint64_t l, off_t be
 	close(fd);
 }
 
+static bool four_are_damaged(void *arg)
+{
+	const struct trial *t = arg;
+
+	return atomic_load(&t->host.stats->counters.spill_damaged) == 4;
+}
+
 static void swapped_records_are_both_misses(void **state)
 {
 	struct trial *t = *state;
@@ -275,6 +282,7 @@ static void swapped_records_are_both_misses(void **state)
 
 		assert_int_equal(trial_get(t->ns, &keys[k], k, TRIAL_BLOCK), swapped ? 0 : 1);
 	}
+	assert_true(wire_until(four_are_damaged, t, 5000));
 }
 
 /* ---- B06 ---- */

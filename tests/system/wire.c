@@ -367,6 +367,21 @@ bool host_conserves(struct host *host)
 	return good;
 }
 
+uint64_t host_rss_kib(const struct host *host)
+{
+	char path[64], line[256];
+	unsigned long kib = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/status", (int)host->pid);
+	file = fopen(path, "re");
+	while (file && fgets(line, sizeof(line), file) && sscanf(line, "VmRSS: %lu", &kib) != 1)
+		;
+	if (file)
+		fclose(file);
+	return kib;
+}
+
 uint64_t host_cpu_ms(const struct host *host)
 {
 	char path[64], text[1024];

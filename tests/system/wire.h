@@ -60,6 +60,8 @@ const struct kvp_ns_row *host_ns_row(struct host *host, uint64_t ns_id);
 bool host_conserves(struct host *host);
 /** host_cpu_ms() - CPU time it used */
 uint64_t host_cpu_ms(const struct host *host);
+/** host_rss_kib() - its resident size */
+uint64_t host_rss_kib(const struct host *host);
 unsigned host_n_fds(const struct host *host);
 unsigned host_n_maps(const struct host *host);
 
