@@ -33,7 +33,7 @@ static void session_name(const struct daemon *d, uint64_t id, char name[KVP_OBJE
 
 static uint64_t session_bytes(const struct daemon *d)
 {
-	return KVP_PAGE + d->pool.header->max_places * d->pool.header->pin_stride;
+	return KVP_SESSION_PINS_OFF + d->pool.header->max_places * d->pool.header->pin_stride;
 }
 
 /* The kernel's word on whether the process lives: does somebody hold the record lock? */
@@ -80,7 +80,7 @@ static void session_list_add(struct session *s)
 	s->next = s->d->sessions;
 	s->d->sessions = s;
 	s->d->n_sessions++;
-	s->meta_bytes = KVP_PAGE;
+	s->meta_bytes = KVP_SESSION_PINS_OFF;
 	s->d->pool.meta_bytes += s->meta_bytes;
 	gauge_set(&s->d->pool.stats->counters.sessions, s->d->n_sessions);
 }
@@ -169,7 +169,7 @@ static void session_header_fill(struct session *s)
 	head->layout_minor = KVP_LAYOUT_MINOR;
 	head->endian = KVP_ENDIAN;
 	head->session_id = s->id;
-	head->pins_off = KVP_PAGE;
+	head->pins_off = KVP_SESSION_PINS_OFF;
 	head->pin_stride = s->d->pool.header->pin_stride;
 	head->object_bytes = s->object_bytes;
 	head->magic = KVP_MAGIC_SESSION;
@@ -210,7 +210,7 @@ int session_open(
 	id |= 1;
 	session_name(d, id, name);
 	fd = shm_make(name, session_bytes(d), (gid_t)-1);
-	if (fd < 0 || shm_reserve(fd, 0, KVP_PAGE) < 0) {
+	if (fd < 0 || shm_reserve(fd, 0, KVP_SESSION_PINS_OFF) < 0) {
 		snprintf(reason, 256, "no room in " SHM_DIR " for a session object, or no descriptor left: %s",
 			strerror(fd < 0 ? -fd : ENOSPC));
 		if (fd >= 0) {
@@ -316,7 +316,7 @@ bool session_in_group(const struct session *s, gid_t gid)
 
 int session_give_place(struct session *s, uint32_t place)
 {
-	uint64_t off = KVP_PAGE + place * s->d->pool.header->pin_stride;
+	uint64_t off = KVP_SESSION_PINS_OFF + place * s->d->pool.header->pin_stride;
 	uint64_t bytes = s->d->slabs[place]->n_slots * sizeof(struct kvp_pin);
 
 	if (s->has_place[place])
@@ -421,7 +421,7 @@ static void session_share_counts(struct session *s)
 		if (!ns_id)
 			return;
 		if (ns && session_member(s, ns))
-			ADD_GROWN(ns, &s->ns_seen[i], now);
+			ADD_GROWN(ns, &s->head->ns_seen[i], now);
 	}
 	if (!first || atomic_load(&s->head->ns_counts[0].ns_id))
 		return;
@@ -698,7 +698,7 @@ void session_look(struct daemon *d)
 static void session_find_places(struct session *s)
 {
 	uint64_t stride = s->d->pool.header->pin_stride;
-	uint64_t off = KVP_PAGE;
+	uint64_t off = KVP_SESSION_PINS_OFF;
 
 	while (off < s->object_bytes) {
 		off_t data = lseek(s->fd, (off_t)off, SEEK_DATA);
@@ -706,33 +706,22 @@ static void session_find_places(struct session *s)
 
 		if (data < 0)
 			break;
-		place = ((uint64_t)data - KVP_PAGE) / stride;
+		place = ((uint64_t)data - KVP_SESSION_PINS_OFF) / stride;
 		if (place >= s->d->pool.header->max_places)
 			break;
 		s->has_place[place] = PLACE_PINS;
 		gauge_add(&s->row->slabs, 1);
-		off = KVP_PAGE + (place + 1) * stride;
+		off = KVP_SESSION_PINS_OFF + (place + 1) * stride;
 	}
 }
 
-/* What the last daemon saw of its counts is in the namespaces' counters already.  Its row holds the sums only: of several
-   namespaces, what the client counted with no daemon is added to none. */
+/* What the last daemon saw of its counts is in the namespaces' counters already: by namespace the object says it itself. */
 static void session_see_counts(struct session *s)
 {
-	bool one = !atomic_load(&s->head->ns_counts[1].ns_id);
-
-#define SEEN(field) \
-	do { \
-		atomic_store(&s->seen.field, atomic_load(&s->row->field)); \
-		for (unsigned i = 0; i < KVP_CLIENT_NS_MAX; i++) \
-			atomic_store(&s->ns_seen[i].field, \
-				one ? atomic_load(&s->row->field) : atomic_load(&s->head->ns_counts[i].field)); \
-	} while (0)
-	SEEN(hits_ram);
-	SEEN(hits_spill);
-	SEEN(tokens_ram);
-	SEEN(tokens_spill);
-#undef SEEN
+	atomic_store(&s->seen.hits_ram, atomic_load(&s->row->hits_ram));
+	atomic_store(&s->seen.hits_spill, atomic_load(&s->row->hits_spill));
+	atomic_store(&s->seen.tokens_ram, atomic_load(&s->row->tokens_ram));
+	atomic_store(&s->seen.tokens_spill, atomic_load(&s->row->tokens_spill));
 }
 
 static bool session_adopt(struct daemon *d, struct kvp_session_row *row)

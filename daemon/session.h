@@ -40,8 +40,7 @@ struct session {
 	uint64_t meta_bytes; /* of shared memory for it */
 	struct member *members;
 	struct kvp_session_row *row;
-	struct kvp_client_counts seen; /* counts already added to ours */
-	struct kvp_client_ns_counts ns_seen[KVP_CLIENT_NS_MAX];
+	struct kvp_client_counts seen; /* counts already added to the first namespace, of a client that names none */
 	uint64_t lock_free_since_ns; /* 0: held when last seen */
 	uint64_t opened_ns;
 	uint64_t heard_ns; /* when its last message came, or it was adopted */
@@ -87,7 +86,7 @@ bool session_pins(struct daemon *d, uint32_t place, uint32_t index, uint32_t *st
 
 static inline struct kvp_pin *session_pin(const struct session *s, uint32_t place, uint32_t index)
 {
-	return (struct kvp_pin *)(void *)((char *)s->head + KVP_PAGE +
+	return (struct kvp_pin *)(void *)((char *)s->head + KVP_SESSION_PINS_OFF +
 					  (uint64_t)place * s->d->pool.header->pin_stride) +
 	       index;
 }

@@ -279,10 +279,13 @@ struct kvp_session_header {
 	struct kvp_client_counts counts;
 	uint8_t reserved[64];
 	struct kvp_client_ns_counts ns_counts[KVP_CLIENT_NS_MAX];
+	struct kvp_client_ns_counts
+		ns_seen[KVP_CLIENT_NS_MAX]; /* the daemon's: what of them is in the namespaces' counters */
 };
 static_assert(offsetof(struct kvp_session_header, ns_counts) == 256, "layout v1");
 static_assert(offsetof(struct kvp_session_header, word) == 24, "layout v1");
 static_assert(offsetof(struct kvp_session_header, counts) == 64, "layout v1");
-static_assert(sizeof(struct kvp_session_header) <= KVP_PAGE, "one page");
+#define KVP_SESSION_PINS_OFF (2 * KVP_PAGE)
+static_assert(sizeof(struct kvp_session_header) <= KVP_SESSION_PINS_OFF, "the pins begin at a page of their own");
 
 #endif

@@ -233,6 +233,44 @@ static void counts_go_to_the_namespace_that_was_asked(void **state)
 	counts_are(t, other, 2);
 }
 
+/* A client of two namespaces finds blocks while no daemon runs: the next one adds each to the namespace it was found in. */
+static void counts_of_a_time_without_a_daemon_go_to_their_namespaces(void **state)
+{
+	struct trial *t = *state;
+	const struct kvp_ns_row *first, *second;
+	struct kvp_ns *other;
+	struct kvp_key key[2] = {wire_key(1), wire_key(2)};
+	uint64_t ids[2];
+
+	trial_attach(t);
+	other = ns_open(t->client, "other");
+	assert_non_null(other);
+	ids[0] = ns_id_of(t->ns);
+	ids[1] = ns_id_of(other);
+	assert_int_equal(trial_put(t->ns, &key[0], NULL, 1, TRIAL_BLOCK), KVP_PUB_STORED);
+	assert_int_equal(trial_put(other, &key[1], NULL, 2, TRIAL_BLOCK), KVP_PUB_STORED);
+	for (unsigned round = 1; round <= 2; round++) {
+		struct kvp_view view;
+
+		host_kill(&t->host);
+		for (unsigned i = 0; i < 3 * N; i++) {
+			struct kvp_ns *ns = i % 3 ? other : t->ns;
+
+			assert_int_equal(kvp_acquire(ns, ns == other ? &key[1] : &key[0], 1, 0, 0, &view), 1);
+			kvp_release(&view, 1);
+		}
+		trial_start(t);
+		first = host_ns_row(&t->host, ids[0]);
+		second = host_ns_row(&t->host, ids[1]);
+		assert_non_null(first);
+		assert_non_null(second);
+		becomes(&second->counters.hits_ram, round * 2 * N);
+		becomes(&first->counters.hits_ram, round * N);
+		assert_int_equal(atomic_load(&first->counters.lookups), round * N);
+		assert_int_equal(atomic_load(&second->counters.lookups), round * 2 * N);
+	}
+}
+
 static void every_key_that_missed_was_asked_for(void **state)
 {
 	struct trial *t = *state;
@@ -260,6 +298,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		WITH_DAEMON(with_nobody_left_nothing_is_held),
 		WITH_DAEMON(counts_go_to_the_namespace_that_was_asked),
+		WITH_DAEMON(counts_of_a_time_without_a_daemon_go_to_their_namespaces),
 		WITH_DAEMON(every_key_that_missed_was_asked_for),
 		WITH_DAEMON(who_leaves_in_order_while_the_daemon_is_down_has_not_died),
 	};

@@ -103,7 +103,7 @@ static inline struct fixture *given_pool(uint32_t seed)
 		*s = (struct session){.next = f->d.sessions,
 			.d = &f->d,
 			.id = 11 + i,
-			.head = zeroed(KVP_PAGE * (1 + PLACES)),
+			.head = zeroed(KVP_SESSION_PINS_OFF + KVP_PAGE * PLACES),
 			.row = &f->session_rows[i],
 			.has_place = calloc(PLACES, 1),
 			.grants_at = calloc(PLACES, sizeof(uint32_t))};

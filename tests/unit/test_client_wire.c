@@ -92,10 +92,11 @@ static int session_object(enum wrong wrong)
 		.endian = KVP_ENDIAN,
 		.session_id = wrong == SESSION_OF_OTHER_ID ? 6 : 5,
 		.word = 1,
-		.pins_off = wrong == PINS_OUT_OF_BOUNDS ? 5 * KVP_PAGE : KVP_PAGE,
+		.pins_off = wrong == PINS_OUT_OF_BOUNDS ? 5 * KVP_PAGE : KVP_SESSION_PINS_OFF,
 		.pin_stride = PIN_STRIDE};
 
-	return object_of(&head, sizeof(head), wrong == SHORT_SESSION ? KVP_PAGE : KVP_PAGE + PLACES * PIN_STRIDE);
+	return object_of(&head, sizeof(head),
+		wrong == SHORT_SESSION ? KVP_SESSION_PINS_OFF : KVP_SESSION_PINS_OFF + PLACES * PIN_STRIDE);
 }
 
 static void send_packet(int fd, const void *packet, size_t n, const int *fds, unsigned n_fds)

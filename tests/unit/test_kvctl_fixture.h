@@ -274,7 +274,7 @@ static inline void fake_make_ns(struct fake *f)
 
 static inline void fake_make_session(struct fake *f)
 {
-	uint64_t bytes = KVP_PAGE + FAKE_PLACES * FAKE_STRIDE;
+	uint64_t bytes = KVP_SESSION_PINS_OFF + FAKE_PLACES * FAKE_STRIDE;
 	struct kvp_session_header *h = f->session = fake_object(f, "sess-0000000000000022", bytes);
 
 	h->magic = KVP_MAGIC_SESSION;
@@ -282,10 +282,10 @@ static inline void fake_make_session(struct fake *f)
 	h->endian = KVP_ENDIAN;
 	h->session_id = FAKE_SESSION;
 	h->word = 1;
-	h->pins_off = KVP_PAGE;
+	h->pins_off = KVP_SESSION_PINS_OFF;
 	h->pin_stride = FAKE_STRIDE;
 	h->object_bytes = bytes;
-	f->pins = (struct kvp_pin *)(void *)((char *)h + KVP_PAGE);
+	f->pins = (struct kvp_pin *)(void *)((char *)h + KVP_SESSION_PINS_OFF);
 	f->pins[0].count = 2; /* two threads */
 	f->session_row->uid = getuid();
 	f->session_row->pid = getpid();
