@@ -13,7 +13,8 @@
 #define HOT inline __attribute__((always_inline))
 
 #define BUSY_TRIES 64 /* DRAINING lasts a look at the pin tables; a word that moves more often is a miss */
-#define PREFETCH_AHEAD 8
+#define PREFETCH_AHEAD 16 /* keys; a bucket is on its way before it is looked into, */
+#define GUESS_AHEAD 8 /* and a descriptor and its pin before they are: a locked operation lets nothing overtake it */
 #define RESTORE_BYTES (256ull << 20) /* asked back at once: restored blocks are held for about a second until pinned */
 #define RESTORE_SLACK_MS 50 /* the answer comes by the deadline; it still has to arrive */
 
@@ -248,6 +249,24 @@ static HOT void index_prefetch(const struct ns_map *map, const struct kvp_key *k
 	__builtin_prefetch(&map->index[kvp_index_home(key, map->n_buckets)]);
 }
 
+/* Where the key's home bucket says it is, fetched already; UINT64_MAX: not there. */
+static HOT uint64_t slot_guess(const struct ns_map *map, const struct kvp_key *key)
+{
+	const struct kvp_index_bucket *bucket = &map->index[kvp_index_home(key, map->n_buckets)];
+
+	for (unsigned i = 0; i < KVP_INDEX_WIDTH; i++) {
+		uint64_t hint = atomic_load_explicit(&bucket->hint[i], memory_order_acquire);
+		uint64_t slot = kvp_hint_slot(hint);
+
+		if ((uint32_t)(hint >> 32) != kvp_index_tag(key) || !hint || slot >= map->n_slots)
+			continue;
+		__builtin_prefetch(&map->blocks[slot]);
+		__builtin_prefetch(slot_pin(map, slot), 1);
+		return slot;
+	}
+	return UINT64_MAX;
+}
+
 /* ---- views ---- */
 
 static HOT bool view_take(struct kvp_view *view, struct kvp_ns *ns, const struct spot *spot, uint32_t hit)
@@ -265,13 +284,16 @@ static HOT bool view_take(struct kvp_view *view, struct kvp_ns *ns, const struct
 	hold->generation = spot->generation;
 	hold->block = spot->block;
 	hold->pin = spot->pin;
-	*view = (struct kvp_view){.data = spot->data,
-		.used_bytes = spot->used_bytes,
-		.used_tokens = spot->used_tokens,
-		.layers_ready = ns->join.desc.n_layers,
-		.hit = hit,
-		.ns = ns,
-		.opaque = {handle}};
+	/* field by field: a whole one would be cleared first, with a string instruction */
+	view->data = spot->data;
+	view->used_bytes = spot->used_bytes;
+	view->used_tokens = spot->used_tokens;
+	view->layers_ready = ns->join.desc.n_layers;
+	view->hit = hit;
+	view->reason = 0;
+	view->ns = ns;
+	view->opaque[0] = handle;
+	view->opaque[1] = view->opaque[2] = view->opaque[3] = 0;
 	return true;
 }
 
@@ -399,17 +421,23 @@ static HOT bool acquire_take(struct acquire *a, const struct spot *spot)
 /* Pin from a->at on as long as the keys are in DRAM. */
 static void acquire_run(struct acquire *a)
 {
+	uint64_t guesses[GUESS_AHEAD];
+
+	for (uint32_t i = a->at; i < a->n && i < a->at + PREFETCH_AHEAD; i++)
+		index_prefetch(a->map, &a->keys[i]);
+	for (uint32_t i = a->at; i < a->n && i < a->at + GUESS_AHEAD; i++)
+		guesses[i % GUESS_AHEAD] = slot_guess(a->map, &a->keys[i]);
 	for (; a->at < a->n; a->at++) {
+		uint64_t *guess = &guesses[a->at % GUESS_AHEAD];
 		struct spot spot = {0}, slow;
+		bool pinned = slot_try(a->map, *guess, &a->keys[a->at], &spot) == FOUND_PINNED;
 
 		if (a->at + PREFETCH_AHEAD < a->n)
 			index_prefetch(a->map, &a->keys[a->at + PREFETCH_AHEAD]);
-		if (index_find(a->map, &a->keys[a->at], LOOKUP_PIN, &spot) == FOUND_PINNED) {
-			if (!acquire_take(a, &spot))
-				return;
-		} else if (!acquire_slowly(a, &slow) || !acquire_take(a, &slow)) {
+		if (a->at + GUESS_AHEAD < a->n)
+			*guess = slot_guess(a->map, &a->keys[a->at + GUESS_AHEAD]);
+		if (pinned ? !acquire_take(a, &spot) : !acquire_slowly(a, &slow) || !acquire_take(a, &slow))
 			return;
-		}
 	}
 }
 
@@ -524,26 +552,31 @@ static __attribute__((noinline)) int64_t acquire_many(struct acquire *a)
 	return a->at;
 }
 
-/* One key that is there: the shortest way. Return: false: nothing was done. */
-static HOT bool acquire_one(struct kvp_ns *ns, struct ns_map *map, const struct kvp_key *key, struct kvp_view *view)
+/*
+ * One key that lies where its home bucket says: the shortest way, with no call in it that is not the last one, as each
+ * register saved is a store that the pin has to wait for.  Return: false: nothing was done.
+ */
+static HOT bool acquire_one(struct kvp_ns *ns, const struct kvp_key *key, struct kvp_view *view)
 {
-	struct spot spot = {0};
-	struct part *part;
+	struct ns_map *map = atomic_load_explicit(&ns->map, memory_order_acquire);
+	struct self *self = self_mine;
+	struct part *part = self ? self->parts : NULL;
+	struct spot spot;
 
-	if (index_find(map, key, LOOKUP_PIN, &spot) != FOUND_PINNED || !view_take(view, ns, &spot, KVP_HIT_RAM))
+	if (!map || !part || !self->n_spare ||
+		atomic_load_explicit(&part->client, memory_order_relaxed) != ns->client ||
+		atomic_load_explicit(&ns->client->dead, memory_order_relaxed))
 		return false;
-	part = part_get(ns->client);
-	if (part) {
-		part_add_ns(part, map, COUNT_HITS_RAM, 1);
-		part_add_ns(part, map, COUNT_TOKENS_RAM, spot.used_tokens);
-	}
+	if (slot_try(map, slot_guess(map, key), key, &spot) != FOUND_PINNED || !view_take(view, ns, &spot, KVP_HIT_RAM))
+		return false;
+	part_add_ns(part, map, COUNT_HITS_RAM, 1);
+	part_add_ns(part, map, COUNT_TOKENS_RAM, spot.used_tokens);
 	return true;
 }
 
-int64_t kvp_acquire(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint32_t flags, uint64_t deadline_ns,
-	struct kvp_view *views)
+static __attribute__((noinline)) int64_t acquire_checked(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n,
+	uint32_t flags, uint64_t deadline_ns, struct kvp_view *views)
 {
-	struct ns_map *map;
 	int r = ns_bad(ns);
 
 	if (r < 0)
@@ -552,9 +585,18 @@ int64_t kvp_acquire(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, u
 		return fail(-KVP_EINVAL, "keys and views: a null pointer");
 	if (flags)
 		return fail(-KVP_EINVAL, "flags: %#x, none are known", flags);
-	map = atomic_load_explicit(&ns->map, memory_order_acquire);
-	if (n == 1 && map && acquire_one(ns, map, keys, views))
+	return acquire_many(&(struct acquire){.ns = ns,
+		.map = atomic_load_explicit(&ns->map, memory_order_acquire),
+		.keys = keys,
+		.views = views,
+		.n = n,
+		.deadline_ns = deadline_ns});
+}
+
+int64_t kvp_acquire(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint32_t flags, uint64_t deadline_ns,
+	struct kvp_view *views)
+{
+	if (n == 1 && ns && keys && views && !flags && acquire_one(ns, keys, views))
 		return 1;
-	return acquire_many(&(struct acquire){
-		.ns = ns, .map = map, .keys = keys, .views = views, .n = n, .deadline_ns = deadline_ns});
+	return acquire_checked(ns, keys, n, flags, deadline_ns, views);
 }
