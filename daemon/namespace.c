@@ -81,7 +81,9 @@ static void ns_row_fill(struct ns *ns)
 	row->block_bytes = head->block_bytes;
 	row->slab_bytes = head->slab_bytes;
 	row->slots_per_slab = head->slots_per_slab;
-	row->layout = head->desc.layout;
+	row->layout = (uint16_t)head->desc.layout;
+	row->type_k = (uint8_t)head->desc.type_k;
+	row->type_v = (uint8_t)head->desc.type_v;
 	memcpy(row->name, head->name, sizeof(row->name));
 	atomic_store_explicit(&row->ns_id, head->ns_id, memory_order_release);
 }

@@ -78,13 +78,17 @@ struct kvp_key {
 enum kvp_layout {
 	KVP_LAYOUT_HND = 1, /* [layer][K, V][kv_head][token][dim], each tensor 64-byte aligned */
 	KVP_LAYOUT_NHD = 2, /* [layer][K, V][token][kv_head][dim], likewise */
-	KVP_LAYOUT_TILED = 3, /* reserved */
+	KVP_LAYOUT_TILED =
+		3, /* [layer][kv_head][tile of 16 tokens][K, V], as kvattn.h has it: the fastest, and for all types */
 	KVP_LAYOUT_OPAQUE = 4, /* bytes of the engine with a stored length; desc.engine names the format */
 };
 enum kvp_type { /* numbers as in kvattn.h */
 	KVP_TYPE_F32 = 1,
 	KVP_TYPE_F16 = 2,
 	KVP_TYPE_BF16 = 3,
+	KVP_TYPE_I8 = 4, /* TILED only: codes and a scale for each token and head, in the same tile */
+	KVP_TYPE_I4 = 5, /* TILED only: codes, steps and least values in the same tile */
+	KVP_TYPE_FP8 = 6, /* e4m3 */
 };
 enum kvp_layer_kind {
 	KVP_LAYER_FULL = 1,
@@ -115,10 +119,10 @@ struct kvp_desc {
 	uint32_t block_tokens; /* 1 .. a whole context; fast: a power of two, 16..256 */
 	uint64_t block_bytes; /* OPAQUE: the longest block; else 0 or what the layers give */
 	uint32_t n_layers; /* at most KVP_LAYERS_MAX; OPAQUE: 0 allowed */
-	uint32_t type_k; /* enum kvp_type */
+	uint32_t type_k; /* enum kvp_type, of K and of V each on its own */
 	uint32_t type_v;
-	uint32_t k_order; /* 0: row-major */
-	uint32_t quant_block; /* 0: not quantised */
+	uint32_t k_order; /* 0: the layout's own */
+	uint32_t quant_block; /* 0: groups and scales as the type has them in kvattn.h */
 	uint32_t scale_place;
 	uint32_t rope_pairing; /* enum kvp_rope_pairing, as applied to the stored K */
 	uint32_t rope_scaling; /* engine's number for the kind; 0: none */
@@ -275,15 +279,15 @@ enum kvp_kv {
 };
 
 /**
- * kvp_geom() - where a layer's K or V lies in a block of this namespace (HND, NHD); arithmetic only
+ * kvp_geom() - where a layer's K or V lies in a block of this namespace (HND, NHD; TILED: kvp_attn_geom()); arithmetic only
  * @off: bytes from the block's base to [head 0][token 0][dim 0]; strides in bytes; @elem_bytes of one element
- * Return: 0; -KVP_EINVAL; -KVP_ENOTSUP for OPAQUE.
+ * Return: 0; -KVP_EINVAL; -KVP_ENOTSUP for OPAQUE and TILED.
  */
 KVP_API int kvp_geom(const struct kvp_ns *ns, uint32_t layer, enum kvp_kv which, uint64_t *off, uint64_t *token_stride,
 	uint64_t *head_stride, uint32_t *elem_bytes);
 
 struct kvattn_geom;
-/** kvp_attn_geom() - the same for kvattn.h. @geom: filled. Return: as kvp_geom(). */
+/** kvp_attn_geom() - the same for kvattn.h, in every layout but OPAQUE. @geom: filled. Return: as kvp_geom(). */
 KVP_API int kvp_attn_geom(const struct kvp_ns *ns, uint32_t layer, struct kvattn_geom *geom);
 
 /**
@@ -483,7 +487,8 @@ KVP_API int64_t kvp_seq_append(struct kvp_seq *seq, const uint32_t *tokens, uint
 /** kvp_seq_length() - tokens matched and appended */
 KVP_API uint64_t kvp_seq_length(const struct kvp_seq *seq);
 
-/** kvp_seq_row() - where to store K or V of one head of token @pos (HND, NHD); NULL: not writable (committed) or out of range */
+/** kvp_seq_row() - where to store K or V of one head of token @pos (HND, NHD); NULL: not writable (committed), out of range,
+ *  or TILED: kvattn_put() stores into kvp_seq_block() */
 KVP_API void *kvp_seq_row(struct kvp_seq *seq, uint32_t layer, enum kvp_kv which, uint32_t head, uint64_t pos);
 
 /** kvp_seq_block() - writable base of the block that holds token @pos, for kvattn_put(); @index: the token's place in it */
@@ -504,7 +509,11 @@ KVP_API int64_t kvp_seq_commit(struct kvp_seq *seq, uint64_t n);
 /** kvp_seq_fork() - same tokens, full blocks shared, tail copied. Return: 0; -KVP_ENOMEM. */
 KVP_API int kvp_seq_fork(struct kvp_seq *seq, struct kvp_seq **fork);
 
-/** kvp_seq_truncate() - keep the first @n tokens; into a published block: its head is copied. Return: 0; -KVP_EINVAL; -KVP_ENOMEM. */
+/**
+ * kvp_seq_truncate() - keep the first @n tokens; into a published block: its head is copied
+ * K of KVP_TYPE_I4 is stored by whole tiles of 16 tokens: who cuts one puts its rows again with the ones that follow.
+ * Return: 0; -KVP_EINVAL; -KVP_ENOMEM.
+ */
 KVP_API int kvp_seq_truncate(struct kvp_seq *seq, uint64_t n);
 
 struct kvp_seq_stats {

@@ -9,34 +9,73 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "kvattn_tile.h"
 #include "kvpool.h"
 
-#define KVP_TENSOR_ALIGN 64u
+#define KVP_TENSOR_ALIGN TILED_ALIGN
 #define KVP_BLOCK_BYTES_MAX (1ull << 40)
 
-static inline uint32_t kvp_type_bytes(uint32_t type)
+/** kvp_type_name() - as operators write it; NULL: no type */
+static inline const char *kvp_type_name(uint32_t type)
 {
-	return type == KVP_TYPE_F32 ? 4 : type == KVP_TYPE_F16 || type == KVP_TYPE_BF16 ? 2 : 0;
+	static const char *const names[] = {
+		[KVP_TYPE_F32] = "f32",
+		[KVP_TYPE_F16] = "f16",
+		[KVP_TYPE_BF16] = "bf16",
+		[KVP_TYPE_I8] = "int8",
+		[KVP_TYPE_I4] = "int4",
+		[KVP_TYPE_FP8] = "fp8",
+	};
+
+	return type < sizeof(names) / sizeof(names[0]) ? names[type] : NULL;
 }
 
+static inline bool kvp_type_ok(uint32_t layout, uint32_t type)
+{
+	return kvp_type_name(type) && (layout == KVP_LAYOUT_TILED || !tiled_only(type));
+}
+
+/* TILED: K or V of one head's tile */
+static inline uint64_t kvp_tile_bytes(const struct kvp_desc *desc, uint32_t layer, enum kvp_kv which)
+{
+	const struct kvp_layer *l = &desc->layers[layer];
+	uint32_t dim = which == KVP_K ? l->dim_k : l->dim_v;
+	uint32_t type = which == KVP_K ? desc->type_k : desc->type_v;
+
+	return dim ? tiled_up(tiled_bytes(type, dim, tiled_tokens(desc->block_tokens), which == KVP_V), TILED_ALIGN)
+		   : 0;
+}
+
+/* TILED: tiles of a head in a block */
+static inline uint64_t kvp_tiles(const struct kvp_desc *desc)
+{
+	return tiled_up(desc->block_tokens, tiled_tokens(desc->block_tokens)) / tiled_tokens(desc->block_tokens);
+}
+
+/* Of one layer's K or V; TILED has them in turns. */
 static inline uint64_t kvp_tensor_bytes(const struct kvp_desc *desc, uint32_t layer, enum kvp_kv which)
 {
 	const struct kvp_layer *l = &desc->layers[layer];
 	uint64_t dim = which == KVP_K ? l->dim_k : l->dim_v;
-	uint64_t bytes =
-		dim * l->kv_heads * desc->block_tokens * kvp_type_bytes(which == KVP_K ? desc->type_k : desc->type_v);
 
-	return (bytes + KVP_TENSOR_ALIGN - 1) & ~(uint64_t)(KVP_TENSOR_ALIGN - 1);
+	if (desc->layout == KVP_LAYOUT_TILED)
+		return l->kv_heads * kvp_tiles(desc) * kvp_tile_bytes(desc, layer, which);
+	return tiled_up(
+		dim * l->kv_heads * desc->block_tokens * tiled_elem_bytes(which == KVP_K ? desc->type_k : desc->type_v),
+		KVP_TENSOR_ALIGN);
 }
 
-/* Bytes from the block's base to a layer's K or V; layer n_layers: the block's length. */
+/* Bytes from the block's base to a layer's K or V (TILED: of its first tile); layer n_layers: the block's length. */
 static inline uint64_t kvp_tensor_off(const struct kvp_desc *desc, uint32_t layer, enum kvp_kv which)
 {
 	uint64_t off = 0;
 
 	for (uint32_t i = 0; i < layer; i++)
 		off += kvp_tensor_bytes(desc, i, KVP_K) + kvp_tensor_bytes(desc, i, KVP_V);
-	return which == KVP_V ? off + kvp_tensor_bytes(desc, layer, KVP_K) : off;
+	if (which == KVP_K)
+		return off;
+	return off + (desc->layout == KVP_LAYOUT_TILED ? kvp_tile_bytes(desc, layer, KVP_K)
+						       : kvp_tensor_bytes(desc, layer, KVP_K));
 }
 
 /* Name of the first bad field, or NULL and the payload bytes of a block. */
@@ -48,7 +87,7 @@ static inline const char *kvp_desc_bad(const struct kvp_desc *desc, uint64_t *bl
 		return "size";
 	if (desc->version != 1)
 		return "version";
-	if (desc->layout != KVP_LAYOUT_HND && desc->layout != KVP_LAYOUT_NHD && desc->layout != KVP_LAYOUT_OPAQUE)
+	if (desc->layout < KVP_LAYOUT_HND || desc->layout > KVP_LAYOUT_OPAQUE)
 		return "layout";
 	if (!desc->block_tokens || desc->block_tokens > 1u << 24)
 		return "block_tokens";
@@ -66,9 +105,9 @@ static inline const char *kvp_desc_bad(const struct kvp_desc *desc, uint64_t *bl
 		*block_bytes = desc->block_bytes;
 		return NULL;
 	}
-	if (!kvp_type_bytes(desc->type_k))
+	if (!kvp_type_ok(desc->layout, desc->type_k))
 		return "type_k";
-	if (!kvp_type_bytes(desc->type_v))
+	if (!kvp_type_ok(desc->layout, desc->type_v))
 		return "type_v";
 	if (desc->k_order)
 		return "k_order";

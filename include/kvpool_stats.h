@@ -43,7 +43,8 @@ struct kvp_ns_row {
 	uint64_t block_bytes;
 	uint64_t slab_bytes;
 	uint32_t slots_per_slab;
-	uint32_t layout;
+	uint16_t layout; /* enum kvp_layout */
+	uint8_t type_k, type_v; /* enum kvp_type; 0: OPAQUE */
 	char name[KVP_NAME_MAX];
 	struct kvp_ns_counters counters;
 };

@@ -17,18 +17,7 @@
 
 uint32_t kvattn_type_bytes(uint32_t type)
 {
-	switch (type) {
-	case KVATTN_F32:
-		return 4;
-	case KVATTN_F16:
-	case KVATTN_BF16:
-		return 2;
-	case KVATTN_I8:
-	case KVATTN_FP8_E4M3:
-		return 1;
-	default:
-		return 0;
-	}
+	return tiled_elem_bytes(type);
 }
 
 static bool type_served(uint32_t layout, uint32_t type)

@@ -51,8 +51,10 @@ static const struct command commands[] = {
 	{"plan", plan_command, "--layers N --kv-heads N --head-dim N --dtype T --block-tokens N --pool SIZE",
 		"what a model needs, and what a pool holds",
 		"  --dim-v N       dimension of V, if not that of K\n"
-		"  --dtype T       f32, f16, bf16, int8 or int4\n"
-		"  --scale-bytes N int8, int4: bytes of scales for each token and head of K and of V (4)\n"
+		"  --dtype T       f32, f16, bf16, fp8, int8 or int4\n"
+		"  --dtype-v T     of V, if not that of K\n"
+		"  --layout L      rows (HND, NHD, or an engine's own with scales), or tiled (rows)\n"
+		"  --scale-bytes N rows of int8, int4: bytes of scales for each token and head of K and of V (4)\n"
 		"  --slab SIZE     unit of memory (as kvpoold chooses by default)\n"
 		"  --spill SIZE    room of the spill store\n"
 		"  --context N     tokens of a context (8192)\n"

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "kvctl.h"
+#include "kvpool_desc.h"
 #include "option.h"
 #include "quantity.h"
 #include "report.h"
@@ -34,6 +35,27 @@ static const char *layout_name(uint32_t layout)
 	}
 }
 
+/* "TILED, f16", "TILED, K int8, V int4" or "OPAQUE" */
+static const char *shape_text(const struct kvp_ns_row *row, char text[48])
+{
+	const char *k = kvp_type_name(row->type_k), *v = kvp_type_name(row->type_v);
+
+	if (row->layout == KVP_LAYOUT_OPAQUE || !k || !v)
+		return layout_name(row->layout);
+	if (row->type_k == row->type_v)
+		snprintf(text, 48, "%s, %s", layout_name(row->layout), k);
+	else
+		snprintf(text, 48, "%s, K %s, V %s", layout_name(row->layout), k, v);
+	return text;
+}
+
+static json_t *type_json(const struct kvp_ns_row *row, uint32_t type)
+{
+	const char *name = kvp_type_name(type);
+
+	return name && row->layout != KVP_LAYOUT_OPAQUE ? json_string(name) : json_null();
+}
+
 json_t *ns_json(const struct kvp_ns_row *row)
 {
 	struct ns_balance balance = report_balance(&row->counters);
@@ -46,6 +68,8 @@ json_t *ns_json(const struct kvp_ns_row *row)
 	json_object_set_new(json, "mode", json_sprintf("%04o", row->mode));
 	json_object_set_new(json, "copied", json_boolean(row->flags & KVP_NS_COPIED));
 	json_object_set_new(json, "layout", json_string(layout_name(row->layout)));
+	json_object_set_new(json, "type_k", type_json(row, row->type_k));
+	json_object_set_new(json, "type_v", type_json(row, row->type_v));
 	json_object_set_new(json, "block_tokens", json_integer(row->block_tokens));
 	json_object_set_new(json, "block_bytes", json_u64(row->block_bytes));
 	json_object_set_new(json, "slab_bytes", json_u64(row->slab_bytes));
@@ -134,14 +158,14 @@ static void ns_print_details(const struct snapshot *snapshot)
 {
 	for (unsigned i = 0; i < snapshot->n_ns; i++) {
 		const struct kvp_ns_row *row = &snapshot->ns[i];
-		char name[KVP_NAME_MAX], slab[QUANTITY_ROOM], base[48] = "";
+		char name[KVP_NAME_MAX], slab[QUANTITY_ROOM], shape[48], base[48] = "";
 
 		if (row->base_id)
 			snprintf(base, sizeof(base), ", base %016" PRIx64, row->base_id);
 		printf("\n%s  id %016" PRIx64 ", mode %04o%s\n", ns_name(row, name), (uint64_t)C(row->ns_id), row->mode,
 			base);
 		printf("  %s, %u tokens a block, %" PRIu64 " bytes, %u blocks in a slab of %s, writers %s\n",
-			layout_name(row->layout), row->block_tokens, row->block_bytes, row->slots_per_slab,
+			shape_text(row, shape), row->block_tokens, row->block_bytes, row->slots_per_slab,
 			quantity_bytes(slab, row->slab_bytes), row->flags & KVP_NS_COPIED ? "copied" : "in place");
 		printf("  stored %" PRIu64 ", evicted %" PRIu64 " (%" PRIu64 " dropped), restored %" PRIu64
 		       ", refused %" PRIu64 ", no room %" PRIu64 "\n",

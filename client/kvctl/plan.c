@@ -23,9 +23,44 @@ static uint64_t round_up(uint64_t n, uint64_t step)
 	return (n + step - 1) / step * step;
 }
 
-static uint64_t tensor_bytes(const struct plan_input *in, uint64_t dim, uint64_t tokens)
+static uint64_t elem_bits(uint64_t type)
 {
-	return in->kv_heads * tokens * ((dim * in->elem_bits + 7) / 8 + in->scale_bytes);
+	return type == KVP_TYPE_I4 ? 4 : 8 * tiled_elem_bytes((uint32_t)type);
+}
+
+static uint64_t tensor_bytes(const struct plan_input *in, enum kvp_kv which, uint64_t tokens)
+{
+	uint64_t bits = which == KVP_K ? in->dim_k * elem_bits(in->type_k) : in->dim_v * elem_bits(in->type_v);
+
+	return in->kv_heads * tokens * ((bits + 7) / 8 + in->scale_bytes);
+}
+
+/* TILED: as the daemon reckons it, scales and all. */
+static uint64_t tiled_layer_bytes(const struct plan_input *in)
+{
+	const struct kvp_desc desc = {.layout = KVP_LAYOUT_TILED,
+		.block_tokens = (uint32_t)in->block_tokens,
+		.type_k = (uint32_t)in->type_k,
+		.type_v = (uint32_t)in->type_v,
+		.layers = {{.kv_heads = (uint32_t)in->kv_heads,
+			.dim_k = (uint32_t)in->dim_k,
+			.dim_v = (uint32_t)in->dim_v}}};
+
+	return kvp_tensor_off(&desc, 1, KVP_K);
+}
+
+static void plan_block(const struct plan_input *in, struct plan *plan)
+{
+	if (in->layout == KVP_LAYOUT_TILED) {
+		plan->block_bytes = in->layers * tiled_layer_bytes(in);
+		plan->token_bytes = (plan->block_bytes + in->block_tokens - 1) / in->block_tokens;
+	} else {
+		plan->token_bytes = in->layers * (tensor_bytes(in, KVP_K, 1) + tensor_bytes(in, KVP_V, 1));
+		plan->block_bytes =
+			in->layers * (round_up(tensor_bytes(in, KVP_K, in->block_tokens), KVP_TENSOR_ALIGN) +
+					     round_up(tensor_bytes(in, KVP_V, in->block_tokens), KVP_TENSOR_ALIGN));
+	}
+	plan->block_stride = round_up(plan->block_bytes, KVP_PAGE);
 }
 
 static void plan_slab(const struct plan_input *in, struct plan *plan)
@@ -79,11 +114,7 @@ static void plan_steps(const struct plan_input *in, struct plan *plan)
 void plan_make(const struct plan_input *in, struct plan *plan)
 {
 	memset(plan, 0, sizeof(*plan));
-	plan->token_bytes = in->layers * (tensor_bytes(in, in->dim_k, 1) + tensor_bytes(in, in->dim_v, 1));
-	plan->block_bytes =
-		in->layers * (round_up(tensor_bytes(in, in->dim_k, in->block_tokens), KVP_TENSOR_ALIGN) +
-				     round_up(tensor_bytes(in, in->dim_v, in->block_tokens), KVP_TENSOR_ALIGN));
-	plan->block_stride = round_up(plan->block_bytes, KVP_PAGE);
+	plan_block(in, plan);
 	plan->context_blocks = (in->context + in->block_tokens - 1) / in->block_tokens;
 	plan->context_bytes = plan->context_blocks * plan->block_stride;
 	plan_slab(in, plan);
@@ -182,6 +213,8 @@ static json_t *plan_json(const struct plan_input *in, const struct plan *plan)
 
 enum {
 	OPT_DTYPE = 256,
+	OPT_DTYPE_V,
+	OPT_LAYOUT,
 	OPT_NUMBER, /* + index into numbers[] */
 };
 
@@ -233,40 +266,56 @@ static int plan_set_number(const struct options *options, const struct plan_numb
 	return 0;
 }
 
-static int plan_set_dtype(const struct options *options, const char *value, uint64_t *bits)
+static int plan_set_dtype(const struct options *options, const char *name, const char *value, uint64_t *type)
 {
-	static const struct {
-		const char *name;
-		uint64_t bits;
-	} types[] = {{"f32", 32}, {"f16", 16}, {"bf16", 16}, {"int8", 8}, {"int4", 4}};
-
-	for (unsigned i = 0; i < 5; i++)
-		if (!strcmp(types[i].name, value)) {
-			*bits = types[i].bits;
+	for (uint32_t t = KVP_TYPE_F32; kvp_type_name(t); t++)
+		if (!strcmp(kvp_type_name(t), value)) {
+			*type = t;
 			return 0;
 		}
-	return option_wrong(options, "--dtype", value, "f32, f16, bf16, int8 or int4");
+	return option_wrong(options, name, value, "f32, f16, bf16, fp8, int8 or int4");
+}
+
+static int plan_set_layout(const struct options *options, const char *value, uint64_t *layout)
+{
+	*layout = strcmp(value, "tiled") ? 0 : KVP_LAYOUT_TILED;
+	return *layout || !strcmp(value, "rows") ? 0 : option_wrong(options, "--layout", value, "rows or tiled");
+}
+
+static int plan_set(const struct options *options, int c, const char *value, struct plan_input *in, uint64_t *hidden)
+{
+	switch (c) {
+	case OPT_DTYPE:
+		return plan_set_dtype(options, "--dtype", value, &in->type_k);
+	case OPT_DTYPE_V:
+		return plan_set_dtype(options, "--dtype-v", value, &in->type_v);
+	case OPT_LAYOUT:
+		return plan_set_layout(options, value, &in->layout);
+	default:
+		return plan_set_number(options, &numbers[c - OPT_NUMBER], value, in, hidden);
+	}
 }
 
 static int plan_options(struct options *options, struct plan_input *in)
 {
-	struct option longs[N_NUMBERS + 4] = {0};
+	struct option longs[N_NUMBERS + 6] = {0};
 	uint64_t hidden = 0;
 	int c, r = 0;
 
 	for (unsigned i = 0; i < N_NUMBERS; i++)
 		longs[i] = (struct option){numbers[i].name, required_argument, NULL, OPT_NUMBER + (int)i};
 	longs[N_NUMBERS] = (struct option){"dtype", required_argument, NULL, OPT_DTYPE};
-	longs[N_NUMBERS + 1] = (struct option)OPTION_JSON;
-	longs[N_NUMBERS + 2] = (struct option){"help", no_argument, NULL, 'h'};
+	longs[N_NUMBERS + 1] = (struct option){"dtype-v", required_argument, NULL, OPT_DTYPE_V};
+	longs[N_NUMBERS + 2] = (struct option){"layout", required_argument, NULL, OPT_LAYOUT};
+	longs[N_NUMBERS + 3] = (struct option)OPTION_JSON;
+	longs[N_NUMBERS + 4] = (struct option){"help", no_argument, NULL, 'h'};
 	options->longs = longs;
 	in->scale_bytes = UINT64_MAX;
 	while (!r && (c = option_next(options)) >= 0)
-		r = c == OPT_DTYPE ? plan_set_dtype(options, optarg, &in->elem_bits)
-				   : plan_set_number(options, &numbers[c - OPT_NUMBER], optarg, in, &hidden);
+		r = plan_set(options, c, optarg, in, &hidden);
 	if (r || c != OPTION_END)
 		return r ? r : c;
-	if (!in->layers || !in->kv_heads || !in->dim_k || !in->elem_bits || !in->block_tokens || !in->pool_bytes) {
+	if (!in->layers || !in->kv_heads || !in->dim_k || !in->type_k || !in->block_tokens || !in->pool_bytes) {
 		complain(
 			"plan: --layers, --kv-heads, --head-dim, --dtype, --block-tokens and --pool must be given; see "
 			"kvctl help plan");
@@ -276,7 +325,12 @@ static int plan_options(struct options *options, struct plan_input *in)
 	in->heads = in->heads ? in->heads : in->kv_heads;
 	in->context = in->context ? in->context : 8192;
 	in->weight_bytes = in->weight_bytes ? in->weight_bytes : 2;
-	if (in->elem_bits > 8)
+	in->type_v = in->type_v ? in->type_v : in->type_k;
+	if (in->layout == KVP_LAYOUT_TILED && in->scale_bytes != UINT64_MAX) {
+		complain("plan: --scale-bytes: --layout tiled has scales of its own");
+		return OPTION_WRONG;
+	}
+	if (!tiled_only((uint32_t)in->type_k) && !tiled_only((uint32_t)in->type_v))
 		in->scale_bytes = 0;
 	else if (in->scale_bytes == UINT64_MAX)
 		in->scale_bytes = 4;

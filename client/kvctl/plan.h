@@ -8,7 +8,8 @@
 
 struct plan_input {
 	uint64_t layers, kv_heads, dim_k, dim_v, block_tokens;
-	uint64_t elem_bits; /* 32, 16, 8, 4 */
+	uint64_t layout; /* KVP_LAYOUT_TILED; 0: rows, as HND and NHD, or an engine's own with scale_bytes */
+	uint64_t type_k, type_v; /* enum kvp_type */
 	uint64_t scale_bytes; /* for each token and head of K and of V */
 	uint64_t pool_bytes, slab_bytes, spill_bytes;
 	uint64_t context;

@@ -9,6 +9,8 @@
 #include "sampler.h"
 #include "tokenizer.h"
 
+#define TILE_TOKENS 16u /* of KVATTN_TILED */
+
 struct run {
 	struct forward forward;
 	struct kv_store *store;
@@ -17,6 +19,7 @@ struct run {
 	struct error *error;
 	struct kvattn_table table;
 	struct kvattn_opts attn;
+	float *tile_k; /* K of int4: [layer][16][n_kv_heads * head_dim], the rows so far of the tile that is not full */
 };
 
 static double now_ms(void)
@@ -33,6 +36,40 @@ static void rest_ms(uint32_t ms)
 
 	while (ms > 0 && nanosleep(&t, &t) < 0 && errno == EINTR)
 		;
+}
+
+/* K of int4 has groups across the tokens of a tile, so a tile is put again with each row that comes to it.  The first row
+ * of a block, and so of all that comes after a match, begins a tile. */
+static int tiles_put(
+	const struct run *run, uint32_t layer, void *block, uint32_t index, uint32_t n, const float *k, size_t stride)
+{
+	const struct kvattn_geom *geom = &run->store->geom[layer];
+	const uint32_t tile = geom->block_tokens < TILE_TOKENS ? geom->block_tokens : TILE_TOKENS;
+	const size_t row = (size_t)geom->n_kv_heads * geom->dim_k;
+	float *rows = run->tile_k + layer * TILE_TOKENS * row;
+	int r = 0;
+
+	for (uint32_t done = 0, take; r == 0 && done < n; done += take) {
+		const uint32_t at = (index + done) % tile;
+
+		take = tile - at < n - done ? tile - at : n - done;
+		for (uint32_t i = 0; i < take; i++)
+			memcpy(rows + (at + i) * row, k + (done + i) * stride, row * sizeof(*rows));
+		r = kvattn_put(geom, block, index + done - at, at + take, rows, row, NULL, 0);
+	}
+	return r;
+}
+
+static int rows_put(const struct run *run, uint32_t layer, void *block, uint32_t index, uint32_t n, const float *k,
+	const float *v, size_t stride)
+{
+	const struct kvattn_geom *geom = &run->store->geom[layer];
+	int r;
+
+	if (geom->type_k != KVATTN_I4)
+		return kvattn_put(geom, block, index, n, k, stride, v, stride);
+	r = tiles_put(run, layer, block, index, n, k, stride);
+	return r < 0 ? r : kvattn_put(geom, block, index, n, NULL, 0, v, stride);
 }
 
 /* K and V of the new rows, block by block. */
@@ -52,7 +89,7 @@ static int run_store(
 		take = geom->block_tokens - index;
 		if (take > n - done)
 			take = n - done;
-		r = kvattn_put(geom, block, index, take, k + done * stride, stride, v + done * stride, stride);
+		r = rows_put(run, layer, block, index, take, k + done * stride, v + done * stride, stride);
 		if (r < 0)
 			return r;
 	}
@@ -198,7 +235,8 @@ int generate_run(const struct model *model, struct kv_store *store, const uint32
 			(unsigned long long)n_prompt, model->context);
 	kvattn_opts_init(&run.attn, model->n_heads);
 	result->ids = calloc(n_prompt + opts->steps + 1, sizeof(*result->ids));
-	if (!result->ids || forward_init(&run.forward, model, opts->chunk) < 0) {
+	run.tile_k = calloc((size_t)model->n_layers * TILE_TOKENS * model->n_kv_heads * model->head_dim, sizeof(float));
+	if (!result->ids || !run.tile_k || forward_init(&run.forward, model, opts->chunk) < 0) {
 		r = error_set(error, -ENOMEM, "not enough memory for chunks of %u tokens; use a smaller --chunk",
 			opts->chunk);
 	} else {
@@ -206,6 +244,7 @@ int generate_run(const struct model *model, struct kv_store *store, const uint32
 		r = run_all(&run);
 	}
 	forward_deinit(&run.forward);
+	free(run.tile_k);
 	if (r < 0) {
 		free(result->ids);
 		result->ids = NULL;

@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include <kvattn.h>
+#include <kvpool.h>
 
 #include "error.h"
 #include "model.h"
@@ -49,7 +50,9 @@ struct kv_store {
 };
 
 struct kv_opts {
+	uint32_t layout; /* enum kvp_layout; 0: TILED, the fastest */
 	uint32_t type; /* enum kvattn_type of the stored K and V */
+	uint32_t type_v; /* of V, if not that of K; else 0 */
 	uint32_t block_tokens;
 };
 
@@ -58,6 +61,15 @@ struct kv_pool_opts {
 	const char *name; /* of the namespace */
 	const uint8_t *tokenizer; /* 32 bytes: its fingerprint */
 };
+
+static inline uint32_t kv_layout(const struct kv_opts *opts)
+{
+	return opts->layout ? opts->layout : KVP_LAYOUT_TILED;
+}
+static inline uint32_t kv_type_v(const struct kv_opts *opts)
+{
+	return opts->type_v ? opts->type_v : opts->type;
+}
 
 /** kv_private_open() - a store in this process's memory. Return: 0; -EINVAL; -ENOMEM. */
 int kv_private_open(

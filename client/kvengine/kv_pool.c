@@ -105,7 +105,8 @@ static const struct kv_ops pool_ops = {
 static void desc_fill(
 	const struct model *m, const struct kv_opts *opts, const uint8_t *tokenizer, struct kvp_desc *desc)
 {
-	kvp_desc_init(desc, KVP_LAYOUT_HND, opts->block_tokens, m->n_layers, m->n_kv_heads, m->head_dim, opts->type);
+	kvp_desc_init(desc, kv_layout(opts), opts->block_tokens, m->n_layers, m->n_kv_heads, m->head_dim, opts->type);
+	desc->type_v = kv_type_v(opts);
 	desc->rope_pairing = KVP_ROPE_ADJACENT;
 	desc->rope_base = (double)m->rope_base;
 	memcpy(desc->model, m->fingerprint, sizeof(desc->model));

@@ -6,6 +6,7 @@
 #include "kv.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -118,14 +119,20 @@ static int shape_fill(struct kv_private *p, const struct model *model, const str
 		.dim_k = model->head_dim,
 		.dim_v = model->head_dim,
 		.type_k = opts->type,
-		.type_v = opts->type,
+		.type_v = kv_type_v(opts),
 		.block_tokens = opts->block_tokens,
 	};
+	const bool tiled = kv_layout(opts) == KVP_LAYOUT_TILED;
+	int (*init)(struct kvattn_geom *, const struct kvattn_shape *, uint32_t) = tiled ? kvattn_geom_init_tiled
+										   : kv_layout(opts) == KVP_LAYOUT_HND
+											   ? kvattn_geom_init_hnd
+											   : kvattn_geom_init_nhd;
+	uint64_t bytes = tiled ? kvattn_block_bytes_tiled(&shape) : kvattn_block_bytes(&shape);
 	int r = 0;
 
 	for (uint32_t l = 0; r == 0 && l < model->n_layers; l++)
-		r = kvattn_geom_init_hnd(&p->store.geom[l], &shape, l);
-	p->block_bytes = (kvattn_block_bytes(&shape) + BLOCK_ALIGN - 1) / BLOCK_ALIGN * BLOCK_ALIGN;
+		r = init(&p->store.geom[l], &shape, l);
+	p->block_bytes = (bytes + BLOCK_ALIGN - 1) / BLOCK_ALIGN * BLOCK_ALIGN;
 	return r;
 }
 

@@ -15,6 +15,7 @@
 #include "file.h"
 #include "generate.h"
 #include "kv.h"
+#include "kvpool_desc.h"
 #include "tokenizer.h"
 
 enum exit_code {
@@ -39,6 +40,7 @@ enum option_id {
 	OPT_NO_POOL,
 	OPT_NO_KV,
 	OPT_KV,
+	OPT_LAYOUT,
 	OPT_BLOCK_TOKENS,
 	OPT_CHUNK,
 	OPT_SOCKET,
@@ -57,6 +59,7 @@ static const struct option options[] = {
 	{"no-pool", no_argument, NULL, OPT_NO_POOL},
 	{"no-kv", no_argument, NULL, OPT_NO_KV},
 	{"kv", required_argument, NULL, OPT_KV},
+	{"layout", required_argument, NULL, OPT_LAYOUT},
 	{"block-tokens", required_argument, NULL, OPT_BLOCK_TOKENS},
 	{"chunk", required_argument, NULL, OPT_CHUNK},
 	{"socket", required_argument, NULL, OPT_SOCKET},
@@ -77,7 +80,8 @@ static const char usage[] =
 	"  --prompt TEXT       the prompt, or\n"
 	"  --prompt-file FILE  the file that holds it, taken as it is\n"
 	"  --steps N           tokens to generate at most (64)\n"
-	"  --kv TYPE           how K and V are stored: f32, f16 or bf16 (f32)\n"
+	"  --kv TYPE           how K and V are stored: f32, f16, bf16, fp8, int8 or int4 (f32); K:V for two types\n"
+	"  --layout L          of the blocks: tiled, hnd or nhd (tiled); int8 and int4 are in tiled only\n"
 	"  --block-tokens N    tokens of a block (16)\n"
 	"  --chunk N           prompt tokens computed together (64)\n"
 	"  --socket PATH       of the daemon; default: KVPOOL_SOCKET, else /run/kvpool/kvpoold.sock\n"
@@ -104,21 +108,42 @@ static int number_parse(const char *text, const char *option, uint32_t min, uint
 	return 0;
 }
 
+/* The type called by the first @length characters of @text; 0: none. */
+static uint32_t type_named(const char *text, size_t length)
+{
+	for (uint32_t type = KVP_TYPE_F32; kvp_type_name(type); type++)
+		if (strlen(kvp_type_name(type)) == length && strncmp(kvp_type_name(type), text, length) == 0)
+			return type;
+	return 0;
+}
+
+/* "int8", or "int8:int4" with V's after the colon */
 static int type_parse(const char *text, struct config *config)
+{
+	const char *v = strchr(text, ':');
+
+	config->kv.type = type_named(text, v ? (size_t)(v - text) : strlen(text));
+	config->kv.type_v = v ? type_named(v + 1, strlen(v + 1)) : config->kv.type;
+	config->kv_name = text;
+	if (config->kv.type && config->kv.type_v)
+		return 0;
+	fprintf(stderr, "kvengine: --kv %s: give f32, f16, bf16, fp8, int8 or int4, or two of them: K:V\n", text);
+	return -EINVAL;
+}
+
+static int layout_parse(const char *text, struct config *config)
 {
 	static const struct {
 		const char *name;
-		uint32_t type;
-	} types[] = {{"f32", KVATTN_F32}, {"f16", KVATTN_F16}, {"bf16", KVATTN_BF16}};
+		uint32_t layout;
+	} layouts[] = {{"tiled", KVP_LAYOUT_TILED}, {"hnd", KVP_LAYOUT_HND}, {"nhd", KVP_LAYOUT_NHD}};
 
-	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
-		if (strcmp(text, types[i].name) == 0) {
-			config->kv.type = types[i].type;
-			config->kv_name = types[i].name;
+	for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++)
+		if (strcmp(text, layouts[i].name) == 0) {
+			config->kv.layout = layouts[i].layout;
 			return 0;
 		}
-	}
-	fprintf(stderr, "kvengine: --kv %s: give f32, f16 or bf16\n", text);
+	fprintf(stderr, "kvengine: --layout %s: give tiled, hnd or nhd\n", text);
 	return -EINVAL;
 }
 
@@ -147,6 +172,8 @@ static int option_take(int id, const char *value, struct config *config)
 		return 0;
 	case OPT_KV:
 		return type_parse(value, config);
+	case OPT_LAYOUT:
+		return layout_parse(value, config);
 	case OPT_BLOCK_TOKENS:
 		return number_parse(value, "block-tokens", 1, 1 << 20, &config->kv.block_tokens);
 	case OPT_CHUNK:
@@ -184,6 +211,9 @@ static int config_parse(int argc, char **argv, struct config *config)
 		fprintf(stderr, "kvengine: %s: options only; a prompt goes after --prompt\n", argv[optind]);
 	else if (!config->model)
 		fputs("kvengine: --model is missing; kvengine --help lists the options\n", stderr);
+	else if (config->kv.layout && config->kv.layout != KVP_LAYOUT_TILED &&
+		 (tiled_only(config->kv.type) || tiled_only(config->kv.type_v)))
+		fputs("kvengine: --kv int8 and int4 need --layout tiled\n", stderr);
 	else if (!config->prompt == !config->prompt_file)
 		fputs("kvengine: give either --prompt or --prompt-file\n", stderr);
 	else

@@ -8,18 +8,29 @@
 #include "kvattn.h"
 
 struct geom_strides {
-	uint64_t token, head;
+	uint64_t token, head; /* TILED: tile, head */
 };
+
+static uint32_t geom_elem(const struct kvp_desc *desc, enum kvp_kv which)
+{
+	return tiled_elem_bytes(which == KVP_K ? desc->type_k : desc->type_v);
+}
 
 static struct geom_strides geom_strides(const struct kvp_desc *desc, uint32_t layer, enum kvp_kv which)
 {
 	const struct kvp_layer *l = &desc->layers[layer];
-	uint64_t elem = kvp_type_bytes(which == KVP_K ? desc->type_k : desc->type_v);
-	uint64_t row = elem * (which == KVP_K ? l->dim_k : l->dim_v);
+	uint64_t row = (uint64_t)geom_elem(desc, which) * (which == KVP_K ? l->dim_k : l->dim_v);
+	uint64_t tile;
 
-	if (desc->layout == KVP_LAYOUT_HND)
+	switch (desc->layout) {
+	case KVP_LAYOUT_TILED:
+		tile = kvp_tile_bytes(desc, layer, KVP_K) + kvp_tile_bytes(desc, layer, KVP_V);
+		return (struct geom_strides){.token = tile, .head = tile * kvp_tiles(desc)};
+	case KVP_LAYOUT_HND:
 		return (struct geom_strides){.token = row, .head = row * desc->block_tokens};
-	return (struct geom_strides){.token = row * l->kv_heads, .head = row};
+	default:
+		return (struct geom_strides){.token = row * l->kv_heads, .head = row};
+	}
 }
 
 static int geom_bad(const struct kvp_ns *ns, uint32_t layer)
@@ -45,6 +56,9 @@ int kvp_geom(const struct kvp_ns *ns, uint32_t layer, enum kvp_kv which, uint64_
 		return r;
 	if (which != KVP_K && which != KVP_V)
 		return fail(-KVP_EINVAL, "which: neither KVP_K nor KVP_V");
+	if (ns->join.desc.layout == KVP_LAYOUT_TILED)
+		return fail(-KVP_ENOTSUP,
+			"namespace %s: TILED blocks have no rows; kvp_attn_geom() tells where they lie", ns->join.name);
 	strides = geom_strides(&ns->join.desc, layer, which);
 	if (off)
 		*off = ns->off[2 * layer + which];
@@ -53,7 +67,7 @@ int kvp_geom(const struct kvp_ns *ns, uint32_t layer, enum kvp_kv which, uint64_
 	if (head_stride)
 		*head_stride = strides.head;
 	if (elem_bytes)
-		*elem_bytes = kvp_type_bytes(which == KVP_K ? ns->join.desc.type_k : ns->join.desc.type_v);
+		*elem_bytes = geom_elem(&ns->join.desc, which);
 	return 0;
 }
 
@@ -74,7 +88,7 @@ int kvp_attn_geom(const struct kvp_ns *ns, uint32_t layer, struct kvattn_geom *g
 	v = geom_strides(desc, layer, KVP_V);
 	*geom = (struct kvattn_geom){
 		.size = sizeof(*geom),
-		.layout = KVATTN_ROWS,
+		.layout = desc->layout == KVP_LAYOUT_TILED ? KVATTN_TILED : KVATTN_ROWS,
 		.type_k = desc->type_k,
 		.type_v = desc->type_v,
 		.n_kv_heads = desc->layers[layer].kv_heads,
@@ -91,6 +105,14 @@ int kvp_attn_geom(const struct kvp_ns *ns, uint32_t layer, struct kvattn_geom *g
 	return 0;
 }
 
+/* Some of each head's bytes. */
+static uint64_t heads_copy(char *to, const char *from, uint32_t n_heads, uint64_t stride, uint64_t bytes)
+{
+	for (uint32_t head = 0; head < n_heads; head++)
+		memcpy(to + head * stride, from + head * stride, bytes);
+	return n_heads * bytes;
+}
+
 /* One tensor's rows of the first tokens: contiguous with [token][head], a piece for each head with [head][token]. */
 static uint64_t tensor_rows_copy(
 	const struct kvp_desc *desc, char *to, const char *from, uint32_t layer, enum kvp_kv which, uint32_t n_tokens)
@@ -98,13 +120,31 @@ static uint64_t tensor_rows_copy(
 	struct geom_strides strides = geom_strides(desc, layer, which);
 	uint64_t bytes = strides.token * n_tokens;
 
-	if (desc->layout != KVP_LAYOUT_HND) {
-		memcpy(to, from, bytes);
-		return bytes;
-	}
-	for (uint32_t head = 0; head < desc->layers[layer].kv_heads; head++)
-		memcpy(to + head * strides.head, from + head * strides.head, bytes);
-	return bytes * desc->layers[layer].kv_heads;
+	if (desc->layout == KVP_LAYOUT_HND)
+		return heads_copy(to, from, desc->layers[layer].kv_heads, strides.head, bytes);
+	memcpy(to, from, bytes);
+	return bytes;
+}
+
+/* The tiles that the first tokens touch, whole: what lies behind these tokens in the last one is nobody's. */
+static uint64_t tiles_copy(const struct kvp_desc *desc, char *to, const char *from, uint32_t layer, uint32_t n_tokens)
+{
+	struct geom_strides strides = geom_strides(desc, layer, KVP_K);
+	uint64_t tile = tiled_tokens(desc->block_tokens);
+
+	return heads_copy(
+		to, from, desc->layers[layer].kv_heads, strides.head, tiled_up(n_tokens, tile) / tile * strides.token);
+}
+
+static uint64_t layer_rows_copy(const struct kvp_ns *ns, char *to, const char *from, uint32_t layer, uint32_t n_tokens)
+{
+	const struct kvp_desc *desc = &ns->join.desc;
+	uint64_t k = ns->off[2 * layer], v = ns->off[2 * layer + 1];
+
+	if (desc->layout == KVP_LAYOUT_TILED)
+		return tiles_copy(desc, to + k, from + k, layer, n_tokens);
+	return tensor_rows_copy(desc, to + k, from + k, layer, KVP_K, n_tokens) +
+	       tensor_rows_copy(desc, to + v, from + v, layer, KVP_V, n_tokens);
 }
 
 uint64_t rows_copy(const struct kvp_ns *ns, void *to, const void *from, uint32_t n_tokens, uint64_t used_bytes)
@@ -117,11 +157,6 @@ uint64_t rows_copy(const struct kvp_ns *ns, void *to, const void *from, uint32_t
 		return used_bytes;
 	}
 	for (uint32_t layer = 0; layer < desc->n_layers; layer++)
-		for (unsigned which = 0; which < 2; which++) {
-			uint64_t off = ns->off[2 * layer + which];
-
-			bytes += tensor_rows_copy(
-				desc, (char *)to + off, (const char *)from + off, layer, (enum kvp_kv)which, n_tokens);
-		}
+		bytes += layer_rows_copy(ns, to, from, layer, n_tokens);
 	return bytes;
 }

@@ -45,6 +45,8 @@ struct model {
 };
 
 static uint64_t random_state;
+static bool tiled; /* the worlds' layout; else rows */
+static struct kvattn_geom geoms[LAYERS];
 
 static inline uint32_t random_below(uint32_t n)
 {
@@ -70,6 +72,9 @@ static inline struct world given_world(const char *socket, uint32_t block_tokens
 	kvp_desc_init(&desc, layout, block_tokens, LAYERS, HEADS, DIM, KVP_TYPE_F32);
 	assert_int_equal(kvp_open(&opts, &w.client), 0);
 	assert_int_equal(kvp_ns_open(w.client, &ns_opts, &w.ns), 0);
+	tiled = layout == KVP_LAYOUT_TILED;
+	for (uint32_t layer = 0; layer < LAYERS; layer++)
+		assert_int_equal(kvp_attn_geom(w.ns, layer, &geoms[layer]), 0);
 	return w;
 }
 
@@ -95,9 +100,52 @@ static inline float row_value(uint32_t number, uint32_t layer, int which, uint32
 	return (float)(number * 64 + ((layer * 2 + (uint32_t)which) * HEADS + head) * DIM + d);
 }
 
+typedef float model_rows[2][HEADS][DIM]; /* K and V of a token in a layer */
+
+static inline void fill_rows(model_rows rows, const struct model *m, uint32_t layer, uint64_t pos)
+{
+	uint32_t number = prefix_number(m->tokens, pos);
+
+	for (int which = KVP_K; which <= KVP_V; which++)
+		for (uint32_t head = 0; head < HEADS; head++)
+			for (uint32_t d = 0; d < DIM; d++)
+				rows[which][head][d] = row_value(number, layer, which, head, d);
+}
+
+static inline void store_tiled(struct model *m, uint64_t pos)
+{
+	for (uint32_t layer = 0; layer < LAYERS; layer++) {
+		model_rows rows;
+		uint32_t index;
+		void *block = kvp_seq_block(m->seq, pos, &index);
+
+		assert_non_null(block);
+		assert_null(kvp_seq_row(m->seq, layer, KVP_K, 0, pos));
+		fill_rows(rows, m, layer, pos);
+		assert_int_equal(kvattn_put(&geoms[layer], block, index, 1, rows[KVP_K][0], 0, rows[KVP_V][0], 0), 0);
+	}
+}
+
+static inline void check_tiled(const struct model *m, const char *block, uint32_t index, uint64_t pos)
+{
+	for (uint32_t layer = 0; layer < LAYERS; layer++) {
+		model_rows want, have;
+
+		fill_rows(want, m, layer, pos);
+		assert_int_equal(kvattn_get(&geoms[layer], block, index, 1, have[KVP_K][0], 0, have[KVP_V][0], 0), 0);
+		if (memcmp(want, have, sizeof(want)) != 0)
+			fail_msg("token %u of layer %u is not what was stored", (unsigned)pos, layer);
+	}
+}
+
 static inline void store_rows(struct model *m, uint64_t pos)
 {
 	uint32_t number = prefix_number(m->tokens, pos);
+
+	if (tiled) {
+		store_tiled(m, pos);
+		return;
+	}
 
 	for (uint32_t layer = 0; layer < LAYERS; layer++)
 		for (int which = KVP_K; which <= KVP_V; which++)
@@ -114,6 +162,11 @@ static inline void check_row(
 	const struct world *w, const struct model *m, const char *block, uint32_t index, uint64_t pos)
 {
 	uint32_t number = prefix_number(m->tokens, pos);
+
+	if (tiled) {
+		check_tiled(m, block, index, pos);
+		return;
+	}
 
 	for (uint32_t layer = 0; layer < LAYERS; layer++)
 		for (int which = KVP_K; which <= KVP_V; which++)
@@ -192,7 +245,7 @@ static inline void model_commit(struct model *m, uint64_t n)
 		m->committed = n;
 	model_let_go(m);
 	for (uint64_t pos = 0; pos < m->committed && pos < m->n; pos += 1 + pos / 3)
-		assert_null(kvp_seq_row(m->seq, 0, KVP_K, 0, pos));
+		assert_null(kvp_seq_block(m->seq, pos, NULL));
 }
 
 static inline void model_truncate(struct model *m, uint64_t n)

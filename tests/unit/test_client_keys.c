@@ -205,7 +205,9 @@ static void a_bad_descriptor_names_its_field(void **state)
 	} while (0)
 	BAD("size", bad.size--);
 	BAD("version", bad.version = 2);
-	BAD("layout", bad.layout = KVP_LAYOUT_TILED);
+	BAD("layout", bad.layout = KVP_LAYOUT_OPAQUE + 1);
+	BAD("type_k", bad.type_k = KVP_TYPE_I8); /* in tiles only */
+	BAD("type_v", bad.type_v = KVP_TYPE_I4);
 	BAD("block_tokens", bad.block_tokens = 0);
 	BAD("n_layers", bad.n_layers = KVP_LAYERS_MAX + 1);
 	BAD("type_k", bad.type_k = 9);
@@ -230,7 +232,9 @@ static void two_descriptors_differ_by_the_name_of_a_field(void **state)
 		change; \
 		assert_string_equal(kvp_desc_differs(&a, &b), name); \
 	} while (0)
+	DIFFERS("layout", b.layout = KVP_LAYOUT_TILED);
 	DIFFERS("type_k", b.type_k = KVP_TYPE_BF16);
+	DIFFERS("type_v", b.type_v = KVP_TYPE_FP8);
 	DIFFERS("block_tokens", b.block_tokens = 32);
 	DIFFERS("n_layers", b.n_layers = 1);
 	DIFFERS("layers", b.layers[1].window = 7);
@@ -324,6 +328,45 @@ static void the_kernels_geometry_is_the_same(void **state)
 	}
 }
 
+/* All pairs of types, block sizes that are and are not whole tiles, K and V of different size. */
+static void tiles_lie_where_the_kernels_have_them(void **state)
+{
+	static const uint32_t widths[] = {1, 7, 16, 64, 100};
+	static const uint32_t dims[][2] = {{20, 20}, {576, 512}, {64, 129}, {5, 33}};
+	struct fixture *f = *state;
+
+	for (uint32_t i = 0; i < 5 * 4 * 36; i++) {
+		struct kvattn_shape shape = {.n_layers = 3,
+			.n_kv_heads = 2,
+			.dim_k = dims[i / 5 % 4][0],
+			.dim_v = dims[i / 5 % 4][1],
+			.type_k = 1 + i / 20 % 6,
+			.type_v = 1 + i / 120,
+			.block_tokens = widths[i % 5]};
+		struct kvattn_geom theirs, ours;
+		struct kvp_desc desc;
+		struct kvp_ns *ns;
+		uint64_t bytes, off;
+
+		kvp_desc_init(&desc, KVP_LAYOUT_TILED, shape.block_tokens, 3, 2, shape.dim_k, shape.type_k);
+		desc.type_v = shape.type_v;
+		for (uint32_t layer = 0; layer < 3; layer++)
+			desc.layers[layer].dim_v = shape.dim_v;
+		assert_int_equal(kvp_desc_check(&desc, NULL, &bytes), 0);
+		assert_int_equal(bytes, kvattn_block_bytes_tiled(&shape));
+		ns = given_ns(f->client, &desc);
+		for (uint32_t layer = 0; layer < 3; layer++) {
+			memset(&theirs, 0, sizeof(theirs));
+			memset(&ours, 0, sizeof(ours));
+			assert_int_equal(kvattn_geom_init_tiled(&theirs, &shape, layer), 0);
+			assert_int_equal(kvp_attn_geom(ns, layer, &ours), 0);
+			assert_memory_equal(&ours, &theirs, sizeof(ours));
+		}
+		assert_int_equal(kvp_geom(ns, 0, KVP_K, &off, NULL, NULL, NULL), -KVP_ENOTSUP);
+		kvp_ns_close(ns);
+	}
+}
+
 static void a_whole_context_in_one_block_may_pass_4_gib(void **state)
 {
 	struct fixture *f = *state;
@@ -374,6 +417,7 @@ int main(void)
 		TEST(tensors_follow_each_other_aligned_to_a_line),
 		TEST(token_major_strides_are_those_of_nhd),
 		TEST(the_kernels_geometry_is_the_same),
+		TEST(tiles_lie_where_the_kernels_have_them),
 		TEST(a_whole_context_in_one_block_may_pass_4_gib),
 		TEST(opaque_blocks_have_no_geometry),
 	};

@@ -7,7 +7,7 @@ static void any_series_of_calls_keeps_every_row(void **state)
 
 	(void)state;
 	for (uint64_t seed = 1; seed <= 20; seed++) {
-		uint32_t layout = seed % 2 ? KVP_LAYOUT_HND : KVP_LAYOUT_NHD;
+		uint32_t layout = KVP_LAYOUT_HND + seed % 3; /* HND, NHD, TILED */
 		struct world w = given_world(NULL, widths[seed % 5], layout, 0);
 		struct model *models = calloc(SEQS, sizeof(*models));
 

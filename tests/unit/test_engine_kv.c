@@ -120,11 +120,11 @@ static void a_store_that_libkvattn_cannot_serve_is_refused(void **state)
 
 static void without_a_daemon_the_pool_gives_what_private_memory_gives(void **state)
 {
-	static const uint32_t types[] = {KVATTN_F32, KVATTN_F16, KVATTN_BF16};
+	static const uint32_t types[] = {KVATTN_F32, KVATTN_F16, KVATTN_BF16, KVATTN_FP8_E4M3, KVATTN_I8, KVATTN_I4};
 	const struct generate_opts opts = {.steps = 40, .chunk = 24};
 	struct engine *e = *state;
 
-	for (int t = 0; t < 3; t++) {
+	for (int t = 0; t < 6; t++) {
 		const struct kv_opts kv = {.type = types[t], .block_tokens = 16};
 		struct generate_result alone, pooled;
 		struct kv_store *private = NULL, *pool = given_pool(e, types[t]);
@@ -142,6 +142,39 @@ static void without_a_daemon_the_pool_gives_what_private_memory_gives(void **sta
 		kv_close(private);
 		kv_close(pool);
 	}
+}
+
+/* Layer 0's K follows from the tokens alone, so however its rows came in, its tiles must hold the same. */
+static void rows_of_int4_may_come_one_by_one(void **state)
+{
+	struct engine *e = *state;
+	float *k[2];
+
+	for (int i = 0; i < 2; i++) {
+		const struct kv_opts kv = {.type = KVATTN_I4, .block_tokens = 24}; /* the second tile is half of one */
+		const struct generate_opts opts = {.steps = 0, .chunk = i ? 5 : 64};
+		struct generate_result result;
+		struct kv_store *store = NULL;
+		struct kvattn_table table;
+		struct error error = {0};
+		size_t row;
+
+		assert_int_equal(kv_private_open(&e->model, &kv, &store, &error), 0);
+		assert_int_equal(generate_run(&e->model, store, e->ids, e->n, &opts, &result, &error), 0);
+		assert_int_equal(store->ops->table(store, &table), 0);
+		row = (size_t)e->model.n_kv_heads * e->model.head_dim;
+		k[i] = calloc(e->n, row * sizeof(float));
+		for (uint64_t b = 0; b * 24 < e->n; b++)
+			assert_int_equal(kvattn_get(&store->geom[0], table.blocks[b], 0,
+						 (uint32_t)(e->n - b * 24 < 24 ? e->n - b * 24 : 24),
+						 k[i] + b * 24 * row, 0, NULL, 0),
+				0);
+		free(result.ids);
+		kv_close(store);
+	}
+	assert_memory_equal(k[0], k[1], e->n * e->model.n_kv_heads * e->model.head_dim * sizeof(float));
+	free(k[0]);
+	free(k[1]);
 }
 
 static void a_prompt_longer_than_the_context_is_refused(void **state)
@@ -167,6 +200,7 @@ int main(void)
 		cmocka_unit_test(a_private_store_has_room_for_the_context_and_no_more),
 		cmocka_unit_test(a_store_that_libkvattn_cannot_serve_is_refused),
 		cmocka_unit_test(without_a_daemon_the_pool_gives_what_private_memory_gives),
+		cmocka_unit_test(rows_of_int4_may_come_one_by_one),
 		cmocka_unit_test(a_prompt_longer_than_the_context_is_refused),
 	};
 

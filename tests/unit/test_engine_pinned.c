@@ -61,9 +61,10 @@ static int engine_close(void **state)
 	return 0;
 }
 
-static void assert_pinned(const struct engine *e, const char *prompt, size_t length, const struct pinned *pinned)
+static void assert_pinned_in(
+	const struct engine *e, const char *prompt, size_t length, const struct pinned *pinned, uint32_t layout)
 {
-	const struct kv_opts kv = {.type = pinned->type, .block_tokens = 16};
+	const struct kv_opts kv = {.layout = layout, .type = pinned->type, .block_tokens = 16};
 	const struct generate_opts opts = {.steps = STEPS, .chunk = 64};
 	struct generate_result result = {0};
 	struct kv_store *store = NULL;
@@ -81,6 +82,12 @@ static void assert_pinned(const struct engine *e, const char *prompt, size_t len
 	kv_close(store);
 	free(result.ids);
 	free(ids);
+}
+
+static void assert_pinned(const struct engine *e, const char *prompt, size_t length, const struct pinned *pinned)
+{
+	for (uint32_t layout = KVP_LAYOUT_HND; layout <= KVP_LAYOUT_TILED; layout++)
+		assert_pinned_in(e, prompt, length, pinned, layout);
 }
 
 static void after_a_short_prompt_it_says_what_is_written_down(void **state)

@@ -1,6 +1,7 @@
 /* test_kvctl_plan.c - kvctl plan against cases worked out by hand, and against the arithmetic of the pool itself */
 #include "test_kvctl_fixture.h"
 
+#include "kvattn.h"
 #include "kvpool_desc.h"
 
 static int outputs_setup(void **state)
@@ -148,6 +149,33 @@ static void blocks_are_as_long_as_the_pool_makes_them(void **state)
 	}
 }
 
+/* Scales and all, as the kernels have it. */
+static void tiled_blocks_are_as_long_as_the_kernels_make_them(void **state)
+{
+	static const char *const types[] = {
+		"f32", "f16", "bf16", "int8", "int4", "fp8"}; /* in order of their numbers */
+	struct fake *f = *state;
+
+	for (uint32_t i = 0; i < 36; i++) {
+		const struct kvattn_shape shape = {.n_layers = 3,
+			.n_kv_heads = 5,
+			.dim_k = 80,
+			.dim_v = 96,
+			.type_k = 1 + i % 6,
+			.type_v = 1 + i / 6,
+			.block_tokens = 40};
+		json_t *json;
+
+		assert_int_equal(run(f, "plan", "--layers", "3", "--kv-heads", "5", "--head-dim", "80", "--dim-v", "96",
+					 "--layout", "tiled", "--dtype", types[i % 6], "--dtype-v", types[i / 6],
+					 "--block-tokens", "40", "--pool", "1G", "--json"),
+			0);
+		json = parsed(f);
+		assert_int_equal(number(json, "block_bytes"), kvattn_block_bytes_tiled(&shape));
+		json_decref(json);
+	}
+}
+
 static void what_makes_no_sense_is_refused(void **state)
 {
 	struct fake *f = *state;
@@ -157,6 +185,14 @@ static void what_makes_no_sense_is_refused(void **state)
 	assert_says(f->err, "--layers");
 	assert_int_equal(run(f, "plan", SHAPE, "--dtype", "f64", "--block-tokens", "16", "--pool", "1G"), 2);
 	assert_says(f->err, "int4");
+	assert_int_equal(
+		run(f, "plan", SHAPE, "--dtype", "f16", "--layout", "hexed", "--block-tokens", "16", "--pool", "1G"),
+		2);
+	assert_says(f->err, "tiled");
+	assert_int_equal(run(f, "plan", SHAPE, "--dtype", "int8", "--layout", "tiled", "--scale-bytes", "2",
+				 "--block-tokens", "16", "--pool", "1G"),
+		2);
+	assert_says(f->err, "--scale-bytes");
 	assert_int_equal(run(f, "plan", SHAPE, "--dtype", "f16", "--block-tokens", "0", "--pool", "1G"), 2);
 	assert_int_equal(run(f, "plan", SHAPE, "--dtype", "f16", "--block-tokens", "16", "--pool", "1Q"), 2);
 	assert_int_equal(run(f, "plan", SHAPE, "--dtype", "f16", "--block-tokens", "-1", "--pool", "1G"), 2);
@@ -213,6 +249,7 @@ int main(void)
 		test(a_small_odd_shape_in_int4_with_scales),
 		test(slabs_are_cut_when_more_than_7_percent_lie_idle),
 		test(blocks_are_as_long_as_the_pool_makes_them),
+		test(tiled_blocks_are_as_long_as_the_kernels_make_them),
 		test(what_makes_no_sense_is_refused),
 		test(a_person_gets_lines),
 		test(the_manual_lists_every_counter),
