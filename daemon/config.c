@@ -56,6 +56,8 @@ static const struct option_row options[] = {
 	{"spill", OPTION_SPILL, 0, 0, 0, "DIR:SIZE", "directory and size of the spill store, or off"},
 	{"spill-write-budget", OPTION_SIZE, AT(spill_write_budget), 0, 1ull << 50, "SIZE",
 		"bytes eviction may write to the spill store a day (UTC), then it drops; 0: no limit"},
+	{"spill-scrub", OPTION_SIZE, AT(spill_scrub), 0, 1ull << 40, "SIZE",
+		"bytes a second of the spill store read again to find damage; 0: none (default 8M)"},
 	{"io", OPTION_TEXT, AT(io), 0, ROOM(io), "ENGINE", "auto, uring or threads"},
 	{"log-level", OPTION_TEXT, AT(log_level), 0, ROOM(log_level), "LEVEL", "err, warn, info or debug"},
 	{"lock-memory", OPTION_BOOL, AT(lock_memory), 0, 1, "yes|no", "mlock the pool"},
@@ -101,6 +103,7 @@ void config_defaults(struct config *config)
 	config->hold_limit_ms = 0;
 	config->grant_limit_ms = 600000;
 	config->free_percent = 3;
+	config->spill_scrub = 8ull * MIB;
 }
 
 int config_parse_size(const char *text, uint64_t *bytes)
@@ -745,7 +748,8 @@ int config_check(struct config *config, char message[256])
 static bool option_is_live(const struct option_row *row)
 {
 	return row->kind == OPTION_NUMBER || !strcmp(row->name, "uid-max-transit") ||
-	       !strcmp(row->name, "spill-write-budget") || !strcmp(row->name, "log-level");
+	       !strcmp(row->name, "spill-write-budget") || !strcmp(row->name, "spill-scrub") ||
+	       !strcmp(row->name, "log-level");
 }
 
 static size_t option_room(const struct option_row *row)

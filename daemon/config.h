@@ -47,6 +47,7 @@ struct config {
 	char spill_dir[256]; /* "": no spill */
 	uint64_t spill_bytes;
 	uint64_t spill_write_budget; /* bytes a day for evictions; 0: no limit */
+	uint64_t spill_scrub; /* bytes a second read again to find damage; 0: none */
 	char io[16]; /* auto, uring, threads */
 	char log_level[16]; /* err, warn, info, debug */
 	uint32_t pressure_percent; /* memory is given back above; 0: never */

@@ -636,6 +636,12 @@ static void on_admin(struct peer *peer, const struct kvp_msg *msg, const void *b
 	case KVP_MSG_DRAIN:
 		tier_drain(peer->d, peer, msg->id, admin.deadline_ns);
 		return;
+	case KVP_MSG_STORE_DROP:
+		tier_store_drop(peer->d, peer, msg->id, admin.ns_id, admin.deadline_ns);
+		return;
+	case KVP_MSG_STORE_SCRUB:
+		tier_store_scrub(peer->d, peer, msg->id, admin.n);
+		return;
 	case KVP_MSG_EVICT:
 		tier_evict(peer->d, peer, msg->id, admin.ns_id, admin.n, admin.deadline_ns);
 		return;
@@ -719,6 +725,8 @@ void peer_message(struct peer *peer, const void *packet, size_t bytes)
 	case KVP_MSG_PURGE:
 	case KVP_MSG_EVICT:
 	case KVP_MSG_RESIZE:
+	case KVP_MSG_STORE_DROP:
+	case KVP_MSG_STORE_SCRUB:
 		on_admin(peer, &msg, body, n);
 		return;
 	default:

@@ -382,6 +382,7 @@ static void spill_free(struct spill *spill)
 	free(spill->transfers);
 	free(spill->heads);
 	free(spill->health.probe.bytes);
+	free(spill->scrub.bytes);
 	free(spill);
 }
 
@@ -490,6 +491,7 @@ void spill_close(struct spill *spill)
 
 	if (!spill)
 		return;
+	spill->scrub.allowance = 0; /* no further record */
 	wait_ns = spill->opts.close_ms ? spill->opts.close_ms * 1000000ull : CLOSE_WAIT_NS;
 	deadline_ns = loop_now() + wait_ns;
 	if (spill_settle(spill, deadline_ns) && spill->free_transfers) {
@@ -544,9 +546,15 @@ bool spill_hung(const struct spill *spill)
 	return spill->health.hung;
 }
 
+bool spill_telling_damage(const struct spill *spill)
+{
+	return spill->telling_damage;
+}
+
 void spill_tick(struct spill *spill)
 {
 	health_tick(spill);
+	scrub_tick(spill);
 }
 
 void spill_stats(const struct spill *spill, struct spill_stats *stats)

@@ -6,18 +6,18 @@
  * the record go.  One thread (the loop); the callbacks run inside spill_reap(), spill_write() or spill_recover().
  *
  * On disk: DIR/kvpool.store = superblock, then segments, each with a header of its own and records: header page with the
- * record's name, place and checksums, then the data.  spill_format.h has the bytes.  One vectored write puts header and
+ * record's name, place and checksums, then the data.  kvpool_spill.h has the bytes.  One vectored write puts header and
  * data down, straight from the caller's memory.  A record counts only if its header's checksum, store, segment sequence
  * and own place agree, its data only if the checksum agrees, at every read: a torn, stale or swapped record is a miss.
  * A start continues in a segment no earlier daemon was writing.  Capacity is a bound on the file, superblock included.
  */
-#ifndef KVPOOL_SPILL_H
-#define KVPOOL_SPILL_H
+#ifndef KVPOOL_DAEMON_SPILL_H
+#define KVPOOL_DAEMON_SPILL_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kvpool.h"
+#include "kvpool_spill.h"
 
 struct spill;
 
@@ -26,15 +26,6 @@ enum spill_state { /* as counter spill_state */
 	SPILL_UP = 1,
 	SPILL_DOWN = 2, /* a write or flush failed, or the disk hangs; tried again with back-off by spill_tick() */
 	SPILL_FULL = 3, /* the file system is full and no segment can be had; tried again likewise */
-};
-
-struct spill_record {
-	uint64_t ns_id;
-	struct kvp_key key;
-	struct kvp_key parent;
-	uint64_t bytes; /* data length stored: used bytes */
-	uint32_t used_tokens;
-	uint32_t flags;
 };
 
 typedef uint64_t spill_place; /* 0: none */
@@ -103,6 +94,18 @@ void spill_forget(struct spill *spill, spill_place place);
 /** spill_flush() - all writes done so far become durable. done(owner, res, 0). Return: 0; -EAGAIN. */
 int spill_flush(struct spill *spill, spill_done_fn done, void *owner);
 
+/** spill_drop() - records of the namespace (0: of all) written before this call no longer count at the next start; durable
+ *  when done(owner, res, 0) is called.  The caller forgets those it knows.  Return: 0; -EBUSY: one is under way; -ENODEV:
+ *  store down; -ENOSPC: marks of too many namespaces, drop all; -ENOMEM. */
+int spill_drop(struct spill *spill, uint64_t ns_id, spill_done_fn done, void *owner);
+
+/** spill_scrub_rate() - bytes a second that are read again in the background to find damage; 0: none */
+void spill_scrub_rate(struct spill *spill, uint64_t bytes_per_s);
+/** spill_scrub_now() - a pass from the beginning, at this rate. Return: bytes in it. */
+uint64_t spill_scrub_now(struct spill *spill, uint64_t bytes_per_s);
+/** spill_telling_damage() - inside gone(): is it because a scrub found the record damaged? */
+bool spill_telling_damage(const struct spill *spill);
+
 int spill_fd(const struct spill *spill); /* readable: call spill_reap() */
 /** spill_reap() - work on what has ended. Return: transfers ended, the store's own included. */
 unsigned spill_reap(struct spill *spill);
@@ -122,6 +125,7 @@ struct spill_stats {
 	int last_errno;
 	uint64_t capacity, used_bytes, live_bytes, live_records, in_flight;
 	uint64_t writes, write_bytes, reads, read_bytes, write_errors, read_errors, damaged, skipped, reclaimed;
+	uint64_t scrub_bytes, scrub_passes, scrub_damaged;
 	char message
 		[256]; /* state DOWN or FULL: path, errno, since when; UP, but its file system is full: that; else empty */
 };

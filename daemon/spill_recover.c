@@ -333,8 +333,11 @@ static void tell_segment(struct spill *spill, uint32_t i)
 	struct segment *segment = &spill->segments[i];
 
 	for (uint32_t k = 0; k < segment->n_records; k++) {
-		void *cookie = spill->opts.found(spill->opts.owner, &segment->index[k], segment_place(spill, i, k));
+		void *cookie;
 
+		if (spill_super_dropped(&spill->file.super, segment->index[k].ns_id, segment->sequence))
+			continue;
+		cookie = spill->opts.found(spill->opts.owner, &segment->index[k], segment_place(spill, i, k));
 		if (cookie)
 			segment_let_live(spill, i, k, cookie);
 	}

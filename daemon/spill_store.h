@@ -2,7 +2,8 @@
  * spill_store.h - inside of spill.h: the store's file, its segments, its transfers
  *
  * spill.c the interface and the transfers, spill_file.c the file with its lock, superblock and alignment,
- * spill_segment.c segments and their records, spill_seal.c what makes a start short, spill_health.c errors, quarantine and probes, spill_recover.c the start.
+ * spill_segment.c segments and their records, spill_seal.c what makes a start short, spill_health.c errors, quarantine and probes,
+ * spill_recover.c the start, spill_scrub.c and spill_drop.c what their names say.
  */
 #ifndef KVPOOL_SPILL_STORE_H
 #define KVPOOL_SPILL_STORE_H
@@ -10,9 +11,7 @@
 #include "io.h"
 #include "log.h"
 #include "spill.h"
-#include "spill_format.h"
 
-#define SPILL_STORE_NAME "kvpool.store"
 #define SPILL_NO_SEGMENT UINT32_MAX
 #define SPILL_SECOND 1000000000ull
 #define SPILL_PROBE_BYTES 65536u
@@ -164,6 +163,21 @@ void health_tick(struct spill *spill);
 /** spill_recover() - find the records of all segments, tell found(). Return: 0; -ENOMEM. */
 int spill_recover(struct spill *spill);
 
+/* ---- spill_scrub.c ---- */
+
+struct scrub {
+	uint64_t rate; /* bytes a second; 0: none */
+	uint64_t once_rate; /* of a pass that was asked for; 0: none */
+	int64_t allowance; /* bytes that may be read now */
+	uint64_t at_ns; /* when that was reckoned last, or when the first pass begins; 0: not begun */
+	bool busy;
+	uint32_t segment, index; /* being read, or next */
+	uint8_t *bytes;
+	uint64_t room;
+	struct io_op op;
+};
+void scrub_tick(struct spill *spill);
+
 /* ---- spill.c ---- */
 
 enum transfer_kind {
@@ -195,6 +209,8 @@ struct spill {
 	struct io *io;
 	uint64_t moved_ns; /* when an operation last ended, or the first of those under way began */
 	struct health health;
+	struct scrub scrub;
+	struct drop *drop; /* spill_drop.c: under way, or NULL */
 
 	struct segment *segments;
 	uint32_t n_segments; /* as the capacity allows */
@@ -212,6 +228,7 @@ struct spill {
 	unsigned n_transfers, n_writes, max_writes; /* n_transfers: all there are */
 	unsigned n_used;
 	bool telling; /* inside gone(): no transfer may be started */
+	bool telling_damage; /* and a scrub found it damaged */
 	struct spill_stats stats;
 };
 

@@ -35,6 +35,7 @@
 #define MOVE_MAX (16ull << 20) /* bytes copied in one call to empty a slab */
 #define SLOW_NS 2000000000ull /* a store that ends nothing, or lets a request wait, for so long is not waited for */
 #define EMPTYING_NS 1000000000ull
+#define DROP_MAX 4096 /* blocks forgotten in one turn */
 #define JOBS_MAX 256 /* requests of one peer that wait */
 #define STEAL_NS 100000000ull /* how often a namespace looks at the memory of the others */
 #define STEAL_TICKS (10 * TICKS_PER_SECOND) /* so much longer, and twice as long, unused: worth moving a slab for */
@@ -45,6 +46,7 @@ enum job_kind {
 	JOB_PUBLISH,
 	JOB_DRAIN,
 	JOB_EVICT,
+	JOB_DROP,
 };
 
 struct waiter {
@@ -76,15 +78,15 @@ struct job {
 	struct io_op op;
 	struct stage *stage; /* PUBLISH: of the member, that may go */
 	uint64_t n_done; /* DRAIN, EVICT */
-	struct drain_item *todo;
+	struct block_name *todo; /* DRAIN, DROP */
 	uint64_t n_todo, todo_at, n_failed;
 	int error; /* DRAIN: errno of the last write that failed */
 	bool flushing;
 	uint64_t n_want, ns_id, n_looks; /* EVICT; ns_id 0: all; looks in vain since the last block that went */
 };
 
-/* What a drain has to write. Keys, not entries: those may go meanwhile. */
-struct drain_item {
+/* A block that a drain has to write, or a drop to forget. Keys, not entries: those may go meanwhile. */
+struct block_name {
 	uint64_t ns_id;
 	struct kvp_key key;
 };
@@ -96,8 +98,8 @@ struct tier {
 	struct io *copies; /* out of staging areas */
 	struct loop_source copies_source;
 	struct job jobs; /* head of the list of all */
-	struct job *drain, *evict;
-	struct loop_timer evict_timer; /* its next piece */
+	struct job *drain, *evict, *drop;
+	struct loop_timer evict_timer, drop_timer; /* the next piece */
 	bool was_down;
 	uint64_t too_long; /* longest block the store could not take, as far as was said */
 	struct spill_stats told; /* what of the store's numbers is in the counters already */
@@ -270,6 +272,18 @@ static void job_answer_evict(struct job *job, bool late)
 	job_free(job);
 }
 
+static void job_answer_drop(struct job *job, bool late)
+{
+	struct kvp_wire_admin_done done = {
+		.n_done = job->n_done, .n_left = job->n_todo - job->todo_at, .error = job->error, .late = late};
+
+	job->d->tier->drop = NULL;
+	loop_timer_cancel(job->d->loop, &job->d->tier->drop_timer);
+	if (job->peer)
+		peer_answer(job->peer, KVP_MSG_STORE_DROP, job->id, 0, &done, sizeof(done), NULL, 0);
+	job_free(job);
+}
+
 static void job_deadline(struct loop_timer *timer)
 {
 	struct job *job = timer->owner;
@@ -295,6 +309,9 @@ static void job_deadline(struct loop_timer *timer)
 		return;
 	case JOB_EVICT:
 		job_answer_evict(job, true);
+		return;
+	case JOB_DROP:
+		job_answer_drop(job, true);
 		return;
 	}
 }
@@ -1226,20 +1243,30 @@ static void drain_flushed(void *owner, int res, spill_place place)
 	job_answer_drain(tier->drain, false);
 }
 
-/* List the hot blocks without a cold copy: those of now, what comes later is not this drain's. */
-static int drain_list(struct job *job)
+static bool drain_wants(const struct entry *e)
+{
+	return e->slot != NO_SLOT && !e->cold;
+}
+
+static bool drop_wants(const struct entry *e)
+{
+	return e->cold != 0;
+}
+
+/* List the blocks of @ns_id (0: of all) for a drain or a drop: those of now, what comes later is not its. */
+static int job_list(struct job *job, uint64_t ns_id, bool (*wants)(const struct entry *))
 {
 	uint64_t n = 0;
 
 	for (int count = 1; count >= 0; count--) {
 		for (struct ns *ns = job->d->namespaces; ns; ns = ns->next)
 			for (const struct entry *e = ns_entry_next(ns, NULL); e; e = ns_entry_next(ns, e)) {
-				if (e->slot == NO_SLOT || e->cold)
+				if ((ns_id && ns->id != ns_id) || !wants(e))
 					continue;
 				if (count)
 					n++;
 				else
-					job->todo[job->n_todo++] = (struct drain_item){ns->id, e->key};
+					job->todo[job->n_todo++] = (struct block_name){ns->id, e->key};
 			}
 		if (count && !(job->todo = calloc(n ? n : 1, sizeof(*job->todo))))
 			return -ENOMEM;
@@ -1257,7 +1284,7 @@ static int tier_errno(const struct tier *tier)
 }
 
 /* Return: 0: written, gone, or cold by now; 1: being written; -EAGAIN: later; other -errno. */
-static int drain_one(struct tier *tier, const struct drain_item *item)
+static int drain_one(struct tier *tier, const struct block_name *item)
 {
 	struct ns *ns = ns_find(tier->d, item->ns_id);
 	struct entry *e = ns ? ns_entry(ns, &item->key) : NULL;
@@ -1317,7 +1344,7 @@ void tier_drain(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t d
 		peer_refuse(peer, KVP_MSG_DRAIN, msg_id, KVP_ENOMEM, "the daemon is out of memory");
 		return;
 	}
-	if (drain_list(job) < 0) {
+	if (job_list(job, 0, drain_wants) < 0) {
 		job_free(job);
 		peer_refuse(peer, KVP_MSG_DRAIN, msg_id, KVP_ENOMEM, "the daemon is out of memory");
 		return;
@@ -1387,6 +1414,98 @@ void tier_evict(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t n
 	evict_step(d->tier);
 }
 
+/* ---- drop and scrub ---- */
+
+static void tier_gone(void *owner, void *cookie);
+
+/* A piece a turn: a million of them would hold up everybody. */
+static void drop_ring(struct loop_timer *timer)
+{
+	struct tier *tier = timer->owner;
+	struct job *job = tier->drop;
+
+	for (unsigned n = 0; n < DROP_MAX && job->todo_at < job->n_todo; n++) {
+		const struct block_name *name = &job->todo[job->todo_at++];
+		struct ns *ns = ns_find(tier->d, name->ns_id);
+		struct entry *e = ns ? ns_entry(ns, &name->key) : NULL;
+
+		if (!e || !e->cold)
+			continue;
+		job->n_done++;
+		spill_forget(tier->spill, e->cold);
+		tier_gone(tier->d, e);
+	}
+	if (job->todo_at == job->n_todo)
+		job_answer_drop(job, false);
+	else
+		loop_timer_set(tier->d->loop, &tier->drop_timer, loop_now() + 1000000);
+}
+
+/* The store will not find them again; now they are forgotten here too. */
+static void drop_marked(void *owner, int res, spill_place place)
+{
+	struct tier *tier = owner;
+	struct job *job = tier->drop;
+
+	(void)place;
+	if (!job || tier->d->stopping)
+		return;
+	if (res < 0) {
+		job->error = -res;
+		job_answer_drop(job, false);
+		return;
+	}
+	tier->drop_timer.ring = drop_ring;
+	tier->drop_timer.owner = tier;
+	drop_ring(&tier->drop_timer);
+}
+
+static const char *drop_refusal(int r)
+{
+	return r == -EBUSY    ? "a drop is under way: wait for it"
+	       : r == -ENODEV ? "the store is down: kvctl stats says why"
+	       : r == -ENOSPC
+		       ? "so many namespaces were dropped that there is no room for one more: drop the whole store"
+		       : "the daemon is out of memory";
+}
+
+void tier_store_drop(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t ns_id, uint64_t deadline_ns)
+{
+	struct tier *tier = d->tier;
+	struct job *job;
+	int r;
+
+	if (!tier->spill || tier->drop) {
+		peer_refuse(peer, KVP_MSG_STORE_DROP, msg_id, tier->spill ? EBUSY : KVP_ENOTSUP, "%s",
+			tier->spill ? drop_refusal(-EBUSY) : "there is no spill store");
+		return;
+	}
+	job = job_new(JOB_DROP, NULL, peer, msg_id, deadline_ns);
+	r = job ? job_list(job, ns_id, drop_wants) : -ENOMEM;
+	tier->drop = job;
+	if (r == 0)
+		r = spill_drop(tier->spill, ns_id, drop_marked, tier);
+	if (r == 0)
+		return;
+	tier->drop = NULL;
+	if (job)
+		job_free(job);
+	peer_refuse(peer, KVP_MSG_STORE_DROP, msg_id, -r, "%s", drop_refusal(r));
+}
+
+void tier_store_scrub(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t bytes_per_s)
+{
+	struct kvp_wire_admin_done done = {.n_done = bytes_per_s ? bytes_per_s : d->config.spill_scrub};
+
+	if (!d->tier->spill || !done.n_done) {
+		peer_refuse(peer, KVP_MSG_STORE_SCRUB, msg_id, KVP_ENOTSUP, "%s",
+			d->tier->spill ? "spill-scrub is 0: say how fast, with --rate" : "there is no spill store");
+		return;
+	}
+	done.n_left = spill_scrub_now(d->tier->spill, done.n_done);
+	peer_answer(peer, KVP_MSG_STORE_SCRUB, msg_id, 0, &done, sizeof(done), NULL, 0);
+}
+
 /* ---- the store ---- */
 
 void tier_cold_forget(struct daemon *d, spill_place place)
@@ -1410,7 +1529,7 @@ static void tier_gone(void *owner, void *cookie)
 	gauge_add(&e->ns->row->counters.cold, -1);
 	if (e->io != ENTRY_IDLE)
 		return; /* whoever works on it sees that it has no place any more */
-	ns_ghost_add(e->ns, &e->key, KVP_MISS_EVICTED);
+	ns_ghost_add(e->ns, &e->key, spill_telling_damage(e->ns->d->tier->spill) ? KVP_MISS_DAMAGED : KVP_MISS_EVICTED);
 	ns_entry_drop(e);
 }
 
@@ -1560,6 +1679,9 @@ void tier_stats(struct daemon *d)
 	gauge_add(&c->spill_read_errors, (int64_t)(s.read_errors - told->read_errors));
 	gauge_add(&c->spill_damaged, (int64_t)(s.damaged - told->damaged));
 	gauge_add(&c->spill_skipped, (int64_t)(s.skipped - told->skipped));
+	gauge_add(&c->spill_scrub_bytes, (int64_t)(s.scrub_bytes - told->scrub_bytes));
+	gauge_add(&c->spill_scrub_passes, (int64_t)(s.scrub_passes - told->scrub_passes));
+	gauge_add(&c->spill_scrub_damaged, (int64_t)(s.scrub_damaged - told->scrub_damaged));
 	gauge_add(&c->spill_reclaimed, (int64_t)(s.reclaimed - told->reclaimed));
 	*told = s; /* counters go on over daemon restarts, the store's own begin at 0 */
 	tier_written_today(d->tier);
@@ -1576,8 +1698,10 @@ void tier_stats(struct daemon *d)
 
 void tier_tick(struct daemon *d)
 {
-	if (d->tier->spill)
+	if (d->tier->spill) {
+		spill_scrub_rate(d->tier->spill, d->config.spill_scrub);
 		spill_tick(d->tier->spill);
+	}
 	tier_stats(d);
 	if (d->old_io && !pool_old_io(&d->pool)) {
 		d->old_io = false;

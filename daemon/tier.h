@@ -49,6 +49,11 @@ void tier_drain(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t d
 /** tier_evict() - KVP_MSG_EVICT: @n blocks of @ns_id (0: of all), those that are written first included, by the deadline */
 void tier_evict(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t ns_id, uint64_t n, uint64_t deadline_ns);
 
+/** tier_store_drop() - KVP_MSG_STORE_DROP: no record of @ns_id (0: of all) written so far comes back, over restarts too */
+void tier_store_drop(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t ns_id, uint64_t deadline_ns);
+/** tier_store_scrub() - KVP_MSG_STORE_SCRUB: read all of the store now, @bytes_per_s (0: as configured) */
+void tier_store_scrub(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t bytes_per_s);
+
 /** tier_shrink() - empty a slab on node @i, a piece a call. Return: true: it is empty, and gone. */
 bool tier_shrink(struct daemon *d, uint32_t i);
 

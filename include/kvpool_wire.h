@@ -43,6 +43,11 @@ enum kvp_msg_type {
 	KVP_MSG_RESIZE =
 		35, /* operators: kvp_wire_resize     -> kvp_wire_admin_done: n_done bytes in slabs, n_left bytes
 				that are too much and cannot go yet, n_failed bytes that could not be added */
+	KVP_MSG_STORE_DROP =
+		36, /* operators: kvp_wire_admin   -> kvp_wire_admin_done: n_done blocks forgotten; they stay so */
+	KVP_MSG_STORE_SCRUB =
+		37, /* operators: kvp_wire_admin, n bytes a second (0: as configured)   -> kvp_wire_admin_done at
+				once: n_done bytes a second, n_left bytes to read */
 	KVP_MSG_REPLY = 0x8000,
 };
 

@@ -181,8 +181,7 @@ int admin_ask(int fd, const char *what, uint16_t type, const void *ask, size_t a
 	}
 }
 
-/* One operator's message, from connect to answer. @ask begins with its deadline. Return: 0; exit code (said). */
-static int admin_do(const struct options *options, const char *admin, uint16_t type, void *ask, size_t ask_bytes,
+int admin_do(const struct options *options, const char *admin, uint16_t type, void *ask, size_t ask_bytes,
 	uint64_t limit_ns, struct kvp_wire_admin_done *done)
 {
 	uint64_t deadline_ns;

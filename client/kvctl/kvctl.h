@@ -36,6 +36,7 @@ int drain_command(int argc, char **argv);
 int evict_command(int argc, char **argv);
 int resize_command(int argc, char **argv);
 int plan_command(int argc, char **argv);
+int store_command(int argc, char **argv);
 int bench_command(int argc, char **argv);
 
 #endif

@@ -48,6 +48,14 @@ static const struct command commands[] = {
 		POOL_HELP "  --admin PATH    the admin socket (socket + .admin)\n"
 			  "  --deadline S    do not wait longer for the daemon (10)\n"
 			  "With no daemon: as root or the pool's owner. The spill store stays.\n"},
+	{"store", store_command, "list|verify|scrub|drop [PATH...] [--json]",
+		"what the spill store holds, and is it right?",
+		POOL_HELP JSON_HELP "  --rate SIZE     scrub: bytes a second (as the daemon is configured)\n"
+				    "  --ns NAME|ID    drop: of this namespace only\n"
+				    "  --yes           drop: for good\n"
+				    "  --admin PATH    the admin socket (socket + .admin)\n"
+				    "  --deadline S    scrub, drop: do not wait longer for the daemon (30)\n"
+				    "PATH: directory, file or device of a store (else that of the pool).\n"},
 	{"plan", plan_command, "--layers N --kv-heads N --head-dim N --dtype T --block-tokens N --pool SIZE",
 		"what a model needs, and what a pool holds",
 		"  --dim-v N       dimension of V, if not that of K\n"

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-#include "../../daemon/spill_format.h"
+#include "kvpool_spill.h"
 
 #define CHOICE_KIND 3 /* 0 superblock, 1 segment, 2 record, 3 record, seal and entries */
 #define CHOICE_CHECKSUM 4

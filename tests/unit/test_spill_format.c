@@ -9,7 +9,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-#include "../../daemon/spill_format.h"
+#include "kvpool_spill.h"
 
 static const uint8_t ours[16] = "this store, ours", others[16] = "another's store ";
 
@@ -45,7 +45,7 @@ static void a_record_says_what_it_was_told(void **state)
 	_Alignas(8) uint8_t page[SPILL_PAGE];
 	struct spill_spot spot = spot_of(1 << 20);
 	struct spill_record record = record_of(5000), found;
-	struct spill_hash hash = {.w = {11, 12}}, hash_found;
+	struct spill_hash hash = {.w = {11, 12}}, hash_found = {{0}};
 
 	(void)state;
 	spill_record_encode(page, &spot, &record, hash);

@@ -1,0 +1,348 @@
+/* store_file.c - see store_file.h */
+#define _GNU_SOURCE 1
+#include "store_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "kvctl.h"
+#include "pool.h"
+
+#define CHUNK (1u << 20)
+
+/* ---- open ---- */
+
+/* The later of the two copies that is good. */
+static int read_super(struct store_file *store)
+{
+	int result = -EBADMSG;
+
+	for (unsigned copy = 0; copy < 2; copy++) {
+		struct spill_super super;
+		int r = pool_read(store->fd, store->bytes_read, SPILL_PAGE, copy * SPILL_PAGE);
+
+		if (r == 0)
+			r = spill_super_decode(store->bytes_read, &super);
+		if (r == 0 && (result != 0 || super.start > store->super.start))
+			store->super = super;
+		if (r == 0 || (result != 0 && r == -EPROTONOSUPPORT))
+			result = r;
+	}
+	return result;
+}
+
+static int store_length(struct store_file *store)
+{
+	struct stat st;
+
+	if (fstat(store->fd, &st) < 0)
+		return -errno;
+	store->device = S_ISBLK(st.st_mode);
+	if (!store->device && !S_ISREG(st.st_mode))
+		return -EINVAL;
+	store->bytes = (uint64_t)st.st_size;
+	if (store->device && ioctl(store->fd, BLKGETSIZE64, &store->bytes) < 0)
+		return -errno;
+	return 0;
+}
+
+static int store_lock(struct store_file *store, bool write)
+{
+	if (flock(store->fd, (write ? LOCK_EX : LOCK_SH) | LOCK_NB) < 0) {
+		if (errno != EWOULDBLOCK)
+			return -errno;
+		store->served = true;
+	} else if (!write) {
+		flock(store->fd, LOCK_UN); /* a daemon may start meanwhile */
+	}
+	return 0;
+}
+
+static bool make_room(struct store_file *store, uint64_t bytes)
+{
+	uint8_t *more;
+
+	if (store->room >= bytes)
+		return true;
+	more = aligned_alloc(SPILL_PAGE, bytes);
+	if (!more)
+		return false;
+	free(store->bytes_read);
+	store->bytes_read = more;
+	store->room = bytes;
+	return true;
+}
+
+static int open_what(struct store_file *store, const char *path, bool write)
+{
+	int flags = (write ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+	struct stat st;
+
+	if (stat(path, &st) == 0 && S_ISDIR(st.st_mode))
+		snprintf(store->path, sizeof(store->path), "%.490s/" SPILL_STORE_NAME, path);
+	else
+		snprintf(store->path, sizeof(store->path), "%.500s", path);
+	/* past the page cache, which a daemon's direct writes may leave stale for a moment */
+	store->fd = open(store->path, flags | O_DIRECT);
+	if (store->fd < 0 && errno == EINVAL)
+		store->fd = open(store->path, flags);
+	return store->fd < 0 ? -errno : 0;
+}
+
+int store_file_open(struct store_file *store, const char *path, bool write)
+{
+	int r;
+
+	memset(store, 0, sizeof(*store));
+	store->fd = -1;
+	r = open_what(store, path, write);
+	if (r == 0)
+		r = store_length(store);
+	if (r == 0)
+		r = store_lock(store, write);
+	if (r == 0 && !make_room(store, CHUNK))
+		r = -ENOMEM;
+	if (r == 0)
+		r = read_super(store);
+	if (r < 0) {
+		if (r == -EBADMSG || r == -ENODATA)
+			complain("store: %s is no spill store, or its superblock is damaged", store->path);
+		else if (r == -EPROTONOSUPPORT)
+			complain("store: %s is of another format version; use the kvctl of the kvpoold that wrote it",
+				store->path);
+		else
+			complain("store: cannot open %s: %s%s", store->path, strerror(-r),
+				r == -EACCES ? ": only root and the daemon's user may" : "");
+		store_file_close(store);
+		return KVCTL_FAILED;
+	}
+	if (store->bytes > SPILL_SUPER_AREA)
+		store->n_segments = (uint32_t)((store->bytes - SPILL_SUPER_AREA) / store->super.segment_bytes);
+	return 0;
+}
+
+void store_file_close(struct store_file *store)
+{
+	if (store->fd >= 0)
+		close(store->fd);
+	store->fd = -1;
+	free(store->bytes_read);
+	store->bytes_read = NULL;
+	store->room = 0;
+}
+
+/* ---- a segment ---- */
+
+/* One walk through a segment; the spot moves. */
+struct walk {
+	struct store_file *store;
+	uint64_t base; /* of the segment, in the file */
+	struct store_segment *segment;
+	bool check;
+	store_record_fn seen;
+	void *owner;
+	uint64_t have_at, have; /* what is in the store's buffer, in the segment */
+	uint64_t gap_at;
+};
+
+static struct spill_spot walk_spot(const struct walk *walk, uint64_t at)
+{
+	return (struct spill_spot){.uuid = walk->store->super.uuid,
+		.sequence = walk->segment->sequence,
+		.off = walk->base + at,
+		.room = walk->store->super.segment_bytes - at};
+}
+
+/* @bytes of the segment from @at on, in the buffer. Return: where; NULL: the device would not. */
+static const uint8_t *walk_read(struct walk *walk, uint64_t at, uint64_t bytes)
+{
+	struct store_file *store = walk->store;
+	uint64_t n = store->super.segment_bytes - at;
+
+	if (at >= walk->have_at && at + bytes <= walk->have_at + walk->have)
+		return store->bytes_read + (at - walk->have_at);
+	/* further records come along where they are small */
+	n = n < CHUNK ? n : CHUNK;
+	n = n < bytes ? bytes : n;
+	walk->have = 0;
+	if (!make_room(store, n) || pool_read(store->fd, store->bytes_read, n, walk->base + at) < 0)
+		return NULL;
+	walk->have_at = at;
+	walk->have = n;
+	return store->bytes_read;
+}
+
+static void walk_count(struct walk *walk, const struct spill_record *record, bool damaged)
+{
+	if (spill_super_dropped(&walk->store->super, record->ns_id, walk->segment->sequence)) {
+		walk->segment->n_dropped++;
+		return;
+	}
+	walk->segment->n_records++;
+	walk->segment->bytes += record->bytes;
+	walk->segment->n_damaged += damaged;
+	if (walk->seen)
+		walk->seen(walk->owner, record, damaged);
+}
+
+/* Header and data of the record at @at, which is to be @wanted (NULL: whatever its header says). Return: is it all right? */
+static bool record_is_right(struct walk *walk, uint64_t at, const struct spill_record *wanted)
+{
+	struct spill_spot spot = walk_spot(walk, at);
+	const uint8_t *bytes = walk_read(walk, at, spill_span(wanted->bytes));
+	struct spill_record found;
+	struct spill_hash hash;
+
+	if (!bytes) {
+		walk->segment->n_unread++;
+		return false;
+	}
+	return spill_record_decode(bytes, &spot, &found, &hash) == 0 && found.ns_id == wanted->ns_id &&
+	       !memcmp(&found.key, &wanted->key, sizeof(found.key)) && found.bytes == wanted->bytes &&
+	       spill_hash_equal(hash, spill_hash_data(bytes + SPILL_PAGE, found.bytes));
+}
+
+/* Which use of the segment is it? By its header, else by its first record. */
+static uint64_t walk_sequence(struct walk *walk)
+{
+	const uint8_t *page = walk_read(walk, 0, 2 * SPILL_PAGE);
+	struct spill_spot spot = walk_spot(walk, 0);
+	struct spill_record record;
+	struct spill_hash hash;
+	uint64_t torn;
+
+	if (!page || !spill_page_is_of(page, spot.uuid))
+		return 0;
+	if (spill_segment_decode(page, &spot) == 0)
+		return spot.sequence;
+	torn = spill_page_sequence(page);
+	page += SPILL_PAGE;
+	spot = walk_spot(walk, SPILL_PAGE);
+	spot.sequence = spill_page_sequence(page);
+	walk->segment->n_gaps++;
+	return spot.sequence && spot.sequence >= torn && spill_record_decode(page, &spot, &record, &hash) == 0
+		       ? spot.sequence
+		       : 0;
+}
+
+/* Return: its entries, *seal filled; NULL: it has none that can be used. */
+static struct spill_disk_entry *walk_index(struct walk *walk, struct spill_seal *seal)
+{
+	uint64_t segment_bytes = walk->store->super.segment_bytes, n;
+	struct spill_spot spot = walk_spot(walk, segment_bytes - SPILL_PAGE);
+	const uint8_t *page = walk_read(walk, segment_bytes - SPILL_PAGE, SPILL_PAGE);
+	struct spill_disk_entry *index;
+
+	if (!page || spill_seal_decode(page, &spot, segment_bytes, seal) < 0)
+		return NULL;
+	n = spill_index_bytes(seal->n);
+	page = walk_read(walk, segment_bytes - SPILL_PAGE - n, n);
+	if (!page || !spill_hash_equal(seal->index_hash, spill_hash_data(page, n)))
+		return NULL;
+	index = malloc(n);
+	if (index)
+		memcpy(index, page, n);
+	return index;
+}
+
+static void walk_sealed(struct walk *walk, const struct spill_disk_entry *index, const struct spill_seal *seal)
+{
+	uint64_t at = SPILL_PAGE;
+
+	walk->segment->sealed = true;
+	for (uint64_t k = 0; k < seal->n; k++) {
+		struct spill_record record;
+		uint32_t page;
+
+		if (spill_entry_decode(&index[k], at, seal->used, &record, &page) < 0) {
+			walk->segment->n_gaps++;
+			return;
+		}
+		at = (uint64_t)page * SPILL_PAGE;
+		walk_count(walk, &record, walk->check && !record_is_right(walk, at, &record));
+		at += spill_span(record.bytes);
+	}
+}
+
+/* From header to header, as a start does. */
+static void walk_log(struct walk *walk)
+{
+	uint64_t at = SPILL_PAGE;
+
+	while (at + SPILL_PAGE <= walk->store->super.segment_bytes) {
+		const uint8_t *page = walk_read(walk, at, SPILL_PAGE);
+		struct spill_spot spot = walk_spot(walk, at);
+		struct spill_record record;
+		struct spill_hash hash;
+
+		if (!page || spill_record_decode(page, &spot, &record, &hash) < 0) {
+			walk->segment->n_unread += !page;
+			if (!walk->gap_at)
+				walk->gap_at = at;
+			at += SPILL_PAGE;
+			continue;
+		}
+		walk->segment->n_gaps += walk->gap_at != 0;
+		walk->gap_at = 0;
+		walk_count(walk, &record, walk->check && !record_is_right(walk, at, &record));
+		at += spill_span(record.bytes);
+	}
+}
+
+int store_file_segment(struct store_file *store, uint32_t i, bool check, store_record_fn seen, void *owner,
+	struct store_segment *segment)
+{
+	struct walk walk = {.store = store,
+		.base = SPILL_SUPER_AREA + (uint64_t)i * store->super.segment_bytes,
+		.segment = segment,
+		.check = check,
+		.seen = seen,
+		.owner = owner};
+	struct spill_disk_entry *index;
+	struct spill_seal seal;
+
+	memset(segment, 0, sizeof(*segment));
+	segment->sequence = walk_sequence(&walk);
+	if (!segment->sequence)
+		return 0;
+	index = walk_index(&walk, &seal);
+	if (index)
+		walk_sealed(&walk, index, &seal);
+	else
+		walk_log(&walk);
+	free(index);
+	return 0;
+}
+
+/* ---- drop ---- */
+
+int store_file_drop(struct store_file *store, uint64_t ns_id)
+{
+	struct spill_super super = store->super;
+	int r;
+
+	/* all that was written is of this start or earlier ones */
+	super.start++;
+	super.pid = (uint64_t)getpid();
+	r = spill_super_drop(&super, ns_id, super.start << 32);
+	if (r < 0)
+		return r;
+	spill_super_encode(store->bytes_read, &super);
+	if (pwrite(store->fd, store->bytes_read, SPILL_PAGE, (off_t)(super.start % 2 * SPILL_PAGE)) !=
+		(ssize_t)SPILL_PAGE)
+		return errno ? -errno : -EIO;
+	if (fdatasync(store->fd) < 0)
+		return -errno;
+	store->super = super;
+	/* nothing in it counts: the file system may have the room */
+	if (!ns_id && !store->device && ftruncate(store->fd, SPILL_SUPER_AREA) < 0)
+		return -errno;
+	return 0;
+}

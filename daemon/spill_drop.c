@@ -1,0 +1,88 @@
+/*
+ * spill_drop.c - records that no longer count: a mark in the superblock, durable before anybody is told
+ *
+ * A mark names a namespace, or all, and a sequence number: records in segments before it do not count at the next start.
+ * So a drop costs one page, however much is dropped; the bytes stay until their segments are used again.  The page goes
+ * to the older copy of the superblock, as at a start, and the start number goes up with it.  The loop's thread.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "spill_store.h"
+
+struct drop {
+	struct io_op op;
+	struct spill *spill;
+	struct spill_super super; /* as it will be */
+	spill_done_fn done;
+	void *owner;
+	uint8_t *page;
+};
+
+static void drop_end(struct drop *drop, int res)
+{
+	struct spill *spill = drop->spill;
+	spill_done_fn done = drop->done;
+	void *owner = drop->owner;
+
+	if (res == 0)
+		spill->file.super = drop->super;
+	spill->drop = NULL;
+	free(drop->page);
+	free(drop);
+	done(owner, res, 0);
+}
+
+static void drop_synced(struct io_op *op, int64_t res)
+{
+	drop_end(op->owner, res < 0 ? (int)res : 0);
+}
+
+static void drop_written(struct io_op *op, int64_t res)
+{
+	struct drop *drop = op->owner;
+
+	if (res < 0) {
+		drop_end(drop, (int)res);
+		return;
+	}
+	drop->op = (struct io_op){.kind = IO_DATASYNC, .fd = drop->spill->file.fd, .done = drop_synced, .owner = drop};
+	spill_submit(drop->spill, &drop->op);
+}
+
+int spill_drop(struct spill *spill, uint64_t ns_id, spill_done_fn done, void *owner)
+{
+	struct drop *drop;
+
+	if (spill->drop)
+		return -EBUSY;
+	if (spill->health.state == SPILL_DOWN)
+		return -ENODEV;
+	drop = calloc(1, sizeof(*drop));
+	if (!drop || !(drop->page = aligned_alloc(SPILL_PAGE, SPILL_PAGE))) {
+		free(drop);
+		return -ENOMEM;
+	}
+	segment_close(spill); /* what is written from now on is of a later sequence */
+	drop->super = spill->file.super;
+	drop->super.start++;
+	if (spill_super_drop(&drop->super, ns_id, spill->next_sequence) < 0) {
+		free(drop->page);
+		free(drop);
+		return -ENOSPC;
+	}
+	drop->spill = spill;
+	drop->done = done;
+	drop->owner = owner;
+	spill->drop = drop;
+	spill_super_encode(drop->page, &drop->super);
+	drop->op = (struct io_op){.kind = IO_WRITE,
+		.fd = spill->file.fd,
+		.off = drop->super.start % 2 * SPILL_PAGE,
+		.iov[0] = {drop->page, SPILL_PAGE},
+		.n_iov = 1,
+		.done = drop_written,
+		.owner = drop};
+	spill_submit(spill, &drop->op);
+	return 0;
+}

@@ -1,0 +1,485 @@
+/*
+ * kvpool_spill.h - the bytes of a spill store on disk, and what makes them count
+ *
+ *	0       superblock, two copies (each start writes the older one), probe page; SPILL_SUPER_AREA in all
+ *	then    segments of segment_bytes each: header page, then records: header page, data padded to pages; a segment
+ *	        that is full ends with its seal: pages with an entry for each record, and in its last page their checksum
+ *
+ * Everything is little-endian and lies in pages of 4096 bytes; the last word of each page is the XXH3-64 of the rest.  A
+ * record's header repeats the store's UUID, its segment's sequence number and its own place in the file, so a page of
+ * another store, of an earlier use of the segment or of another place is no record of ours.
+ *
+ * Foreign bytes: decoders look at bounds first.  They keep no state and call nothing but the hash.  Pages are SPILL_PAGE
+ * bytes, 8-byte aligned.  Decoders return 0; -EBADMSG: not ours or damaged, *out untouched.
+ *
+ * Inside kvpool only: the daemon, which alone writes, and kvctl store.  Whoever includes it links libxxhash.
+ */
+#ifndef KVPOOL_SPILL_H
+#define KVPOOL_SPILL_H
+
+#include <assert.h>
+#include <endian.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "kvpool.h"
+
+#define SPILL_STORE_NAME "kvpool.store"
+#define SPILL_VERSION 1u
+#define SPILL_PAGE 4096u
+#define SPILL_SUPER_AREA 65536u
+#define SPILL_PROBE_OFF 12288u /* in the superblock area, a multiple of 4096 and of nothing larger */
+#define SPILL_SEGMENT_MIN 65536u
+#define SPILL_SEGMENT_MAX (4ull << 30)
+#define SPILL_START_MAX 0xfffffffeu /* the upper half of a sequence number */
+#define SPILL_DROPS_MAX 128u
+
+#define SPILL_SUPER_MAGIC 0x45524f545350564bull /* "KVPSTORE" */
+#define SPILL_SEGMENT_MAGIC 0x544d47455350564bull /* "KVPSEGMT" */
+#define SPILL_RECORD_MAGIC 0x445243455250564bull /* "KVPRECRD" */
+#define SPILL_SEAL_MAGIC 0x444c41455350564bull /* "KVPSEALD" */
+
+/* Records of the namespace (0: of all) in segments before that sequence number no longer count. */
+struct spill_disk_drop {
+	uint64_t ns_id;
+	uint64_t below;
+};
+
+struct spill_disk_super {
+	uint64_t magic;
+	uint32_t version;
+	uint32_t page;
+	uint8_t uuid[16];
+	uint64_t capacity;
+	uint64_t segment_bytes;
+	uint64_t start; /* how often a daemon has opened the store */
+	uint64_t pid; /* of the last that did, for messages */
+	uint64_t n_drops;
+	struct spill_disk_drop drops[SPILL_DROPS_MAX];
+	uint8_t zero[1968];
+	uint64_t checksum;
+};
+static_assert(offsetof(struct spill_disk_super, version) == 8, "store format 1");
+static_assert(offsetof(struct spill_disk_super, page) == 12, "store format 1");
+static_assert(offsetof(struct spill_disk_super, uuid) == 16, "store format 1");
+static_assert(offsetof(struct spill_disk_super, capacity) == 32, "store format 1");
+static_assert(offsetof(struct spill_disk_super, segment_bytes) == 40, "store format 1");
+static_assert(offsetof(struct spill_disk_super, start) == 48, "store format 1");
+static_assert(offsetof(struct spill_disk_super, pid) == 56, "store format 1");
+static_assert(offsetof(struct spill_disk_super, drops) == 72, "store format 1");
+static_assert(offsetof(struct spill_disk_super, checksum) == SPILL_PAGE - 8, "store format 1");
+static_assert(sizeof(struct spill_disk_super) == SPILL_PAGE, "store format 1");
+
+struct spill_disk_segment {
+	uint64_t magic;
+	uint32_t version;
+	uint32_t page;
+	uint8_t uuid[16];
+	uint64_t sequence;
+	uint64_t off; /* its own place in the file */
+	uint8_t zero[4040];
+	uint64_t checksum;
+};
+static_assert(offsetof(struct spill_disk_segment, version) == 8, "store format 1");
+static_assert(offsetof(struct spill_disk_segment, page) == 12, "store format 1");
+static_assert(offsetof(struct spill_disk_segment, uuid) == 16, "store format 1");
+static_assert(offsetof(struct spill_disk_segment, sequence) == 32, "store format 1");
+static_assert(offsetof(struct spill_disk_segment, off) == 40, "store format 1");
+static_assert(offsetof(struct spill_disk_segment, checksum) == SPILL_PAGE - 8, "store format 1");
+static_assert(sizeof(struct spill_disk_segment) == SPILL_PAGE, "store format 1");
+
+struct spill_disk_record {
+	uint64_t magic;
+	uint32_t version;
+	uint32_t page;
+	uint8_t uuid[16];
+	uint64_t sequence; /* of its segment */
+	uint64_t off; /* its own place in the file */
+	uint64_t ns_id;
+	uint64_t key[2];
+	uint64_t parent[2];
+	uint64_t bytes; /* of data */
+	uint32_t used_tokens;
+	uint32_t flags;
+	uint64_t data_hash[2]; /* XXH3-128 of the data without padding */
+	uint8_t zero[3968];
+	uint64_t checksum;
+};
+static_assert(offsetof(struct spill_disk_record, version) == 8, "store format 1");
+static_assert(offsetof(struct spill_disk_record, page) == 12, "store format 1");
+static_assert(offsetof(struct spill_disk_record, uuid) == 16, "store format 1");
+static_assert(offsetof(struct spill_disk_record, sequence) == 32, "store format 1");
+static_assert(offsetof(struct spill_disk_record, off) == 40, "store format 1");
+static_assert(offsetof(struct spill_disk_record, ns_id) == 48, "store format 1");
+static_assert(offsetof(struct spill_disk_record, key) == 56, "store format 1");
+static_assert(offsetof(struct spill_disk_record, parent) == 72, "store format 1");
+static_assert(offsetof(struct spill_disk_record, bytes) == 88, "store format 1");
+static_assert(offsetof(struct spill_disk_record, used_tokens) == 96, "store format 1");
+static_assert(offsetof(struct spill_disk_record, flags) == 100, "store format 1");
+static_assert(offsetof(struct spill_disk_record, data_hash) == 104, "store format 1");
+static_assert(offsetof(struct spill_disk_record, checksum) == SPILL_PAGE - 8, "store format 1");
+static_assert(sizeof(struct spill_disk_record) == SPILL_PAGE, "store format 1");
+
+/* What a record's header says, for a start that need not read the headers. */
+struct spill_disk_entry {
+	uint64_t ns_id;
+	uint64_t key[2];
+	uint64_t parent[2];
+	uint64_t bytes;
+	uint32_t used_tokens;
+	uint32_t flags;
+	uint32_t page; /* of its header, in the segment */
+	uint32_t zero;
+};
+static_assert(sizeof(struct spill_disk_entry) == 64, "store format 1");
+static_assert(offsetof(struct spill_disk_entry, page) == 56, "store format 1");
+
+struct spill_disk_seal {
+	uint64_t magic;
+	uint32_t version;
+	uint32_t page;
+	uint8_t uuid[16];
+	uint64_t sequence; /* of its segment */
+	uint64_t off; /* its own place in the file */
+	uint64_t used; /* where the records end, in the segment */
+	uint64_t n; /* entries, in the pages just before this one */
+	uint64_t index_hash[2]; /* XXH3-128 of those pages */
+	uint8_t zero[4008];
+	uint64_t checksum;
+};
+static_assert(offsetof(struct spill_disk_seal, sequence) == 32, "store format 1");
+static_assert(offsetof(struct spill_disk_seal, used) == 48, "store format 1");
+static_assert(offsetof(struct spill_disk_seal, index_hash) == 64, "store format 1");
+static_assert(offsetof(struct spill_disk_seal, checksum) == SPILL_PAGE - 8, "store format 1");
+static_assert(sizeof(struct spill_disk_seal) == SPILL_PAGE, "store format 1");
+
+struct spill_record {
+	uint64_t ns_id;
+	struct kvp_key key;
+	struct kvp_key parent;
+	uint64_t bytes; /* data length stored: used bytes */
+	uint32_t used_tokens;
+	uint32_t flags;
+};
+
+struct spill_super {
+	uint8_t uuid[16];
+	uint64_t capacity, segment_bytes, start, pid;
+	uint32_t n_drops;
+	struct spill_disk_drop drops[SPILL_DROPS_MAX]; /* in this machine's order of bytes */
+};
+
+/* Where a segment or record header must say that it is. */
+struct spill_spot {
+	const uint8_t *uuid;
+	uint64_t sequence;
+	uint64_t off; /* in the file */
+	uint64_t room; /* bytes from there to the end of the segment */
+};
+
+struct spill_hash {
+	uint64_t w[2];
+};
+
+/** spill_span() - bytes a record of @bytes takes up in its segment, header included */
+static inline uint64_t spill_span(uint64_t bytes)
+{
+	return SPILL_PAGE + (bytes + SPILL_PAGE - 1) / SPILL_PAGE * SPILL_PAGE;
+}
+
+struct spill_seal {
+	uint64_t used, n;
+	struct spill_hash index_hash;
+};
+
+/** spill_index_bytes() - pages for the entries of @n records; the seal's own page comes on top */
+static inline uint64_t spill_index_bytes(uint64_t n)
+{
+	return (n * sizeof(struct spill_disk_entry) + SPILL_PAGE - 1) / SPILL_PAGE * SPILL_PAGE;
+}
+
+/* What all three kinds of page begin with. */
+struct spill_disk_head {
+	uint64_t magic;
+	uint32_t version;
+	uint32_t page;
+	uint8_t uuid[16];
+};
+
+static inline uint64_t spill_page_checksum(const void *page)
+{
+	return XXH3_64bits(page, SPILL_PAGE - sizeof(uint64_t));
+}
+
+/* Cleared whole, so that no byte of memory that is not ours reaches the disk. */
+static inline void spill_page_begin(void *page, uint64_t magic, const uint8_t uuid[16])
+{
+	struct spill_disk_head head = {
+		.magic = htole64(magic), .version = htole32(SPILL_VERSION), .page = htole32(SPILL_PAGE)};
+
+	memset(page, 0, SPILL_PAGE);
+	memcpy(head.uuid, uuid, sizeof(head.uuid));
+	memcpy(page, &head, sizeof(head));
+}
+
+static inline void spill_page_end(void *page)
+{
+	uint64_t checksum = htole64(spill_page_checksum(page));
+
+	memcpy((char *)page + SPILL_PAGE - sizeof(checksum), &checksum, sizeof(checksum));
+}
+
+/* @uuid: whose page it must be, or NULL. */
+static inline int spill_page_check(const void *page, uint64_t magic, const uint8_t *uuid)
+{
+	struct spill_disk_head head;
+	uint64_t checksum;
+
+	memcpy(&head, page, sizeof(head));
+	memcpy(&checksum, (const char *)page + SPILL_PAGE - sizeof(checksum), sizeof(checksum));
+	if (le64toh(head.magic) != magic || le64toh(checksum) != spill_page_checksum(page))
+		return -EBADMSG;
+	if (le32toh(head.version) != SPILL_VERSION || le32toh(head.page) != SPILL_PAGE)
+		return -EPROTONOSUPPORT;
+	if (uuid && memcmp(head.uuid, uuid, sizeof(head.uuid)))
+		return -EBADMSG;
+	return 0;
+}
+
+static inline struct spill_hash spill_hash_data(const void *data, uint64_t bytes)
+{
+	XXH128_hash_t hash = XXH3_128bits(data, bytes);
+
+	return (struct spill_hash){.w = {hash.low64, hash.high64}};
+}
+
+static inline bool spill_hash_equal(struct spill_hash a, struct spill_hash b)
+{
+	return a.w[0] == b.w[0] && a.w[1] == b.w[1];
+}
+
+static inline void spill_super_encode(void *page, const struct spill_super *super)
+{
+	struct spill_disk_super *disk = page;
+
+	spill_page_begin(page, SPILL_SUPER_MAGIC, super->uuid);
+	disk->capacity = htole64(super->capacity);
+	disk->segment_bytes = htole64(super->segment_bytes);
+	disk->start = htole64(super->start);
+	disk->pid = htole64(super->pid);
+	disk->n_drops = htole64(super->n_drops);
+	for (uint32_t i = 0; i < super->n_drops; i++)
+		disk->drops[i] =
+			(struct spill_disk_drop){htole64(super->drops[i].ns_id), htole64(super->drops[i].below)};
+	spill_page_end(page);
+}
+
+/** spill_super_decode() - also -EPROTONOSUPPORT: a store of another format version */
+static inline int spill_super_decode(const void *page, struct spill_super *super)
+{
+	const struct spill_disk_super *disk = page;
+	struct spill_super s;
+	int r = spill_page_check(page, SPILL_SUPER_MAGIC, NULL);
+
+	if (r < 0)
+		return r;
+	memcpy(s.uuid, disk->uuid, sizeof(s.uuid));
+	s.capacity = le64toh(disk->capacity);
+	s.segment_bytes = le64toh(disk->segment_bytes);
+	s.start = le64toh(disk->start);
+	s.pid = le64toh(disk->pid);
+	if (le64toh(disk->n_drops) > SPILL_DROPS_MAX)
+		return -EBADMSG;
+	s.n_drops = (uint32_t)le64toh(disk->n_drops);
+	memset(s.drops, 0, sizeof(s.drops));
+	for (uint32_t i = 0; i < s.n_drops; i++)
+		s.drops[i] = (struct spill_disk_drop){le64toh(disk->drops[i].ns_id), le64toh(disk->drops[i].below)};
+	if (s.segment_bytes < SPILL_SEGMENT_MIN || s.segment_bytes > SPILL_SEGMENT_MAX ||
+		s.segment_bytes % SPILL_PAGE || s.start >= SPILL_START_MAX)
+		return -EBADMSG;
+	*super = s;
+	return 0;
+}
+
+/** spill_super_dropped() - do records of the namespace in a segment of this use no longer count? */
+static inline bool spill_super_dropped(const struct spill_super *super, uint64_t ns_id, uint64_t sequence)
+{
+	for (uint32_t i = 0; i < super->n_drops; i++)
+		if ((!super->drops[i].ns_id || super->drops[i].ns_id == ns_id) && sequence < super->drops[i].below)
+			return true;
+	return false;
+}
+
+/** spill_super_drop() - add a mark; one for all (@ns_id 0) takes the place of the others. Return: 0; -ENOSPC. */
+static inline int spill_super_drop(struct spill_super *super, uint64_t ns_id, uint64_t below)
+{
+	uint32_t i = 0;
+
+	if (!ns_id)
+		super->n_drops = 0;
+	while (i < super->n_drops && super->drops[i].ns_id != ns_id)
+		i++;
+	if (i == SPILL_DROPS_MAX)
+		return -ENOSPC;
+	if (i == super->n_drops)
+		super->n_drops++;
+	super->drops[i] = (struct spill_disk_drop){ns_id, below};
+	return 0;
+}
+
+/** spill_page_is_of() - does it name that store? For pages that do not decode. */
+static inline bool spill_page_is_of(const void *page, const uint8_t *uuid)
+{
+	const struct spill_disk_segment *disk = page;
+
+	return memcmp(disk->uuid, uuid, sizeof(disk->uuid)) == 0;
+}
+
+/** spill_page_sequence() - what a segment's or record's page says, right or not */
+static inline uint64_t spill_page_sequence(const void *page)
+{
+	const struct spill_disk_segment *disk = page;
+
+	static_assert(
+		offsetof(struct spill_disk_segment, sequence) == offsetof(struct spill_disk_record, sequence), "alike");
+	return le64toh(disk->sequence);
+}
+
+static inline void spill_segment_encode(void *page, const struct spill_spot *spot)
+{
+	struct spill_disk_segment *disk = page;
+
+	spill_page_begin(page, SPILL_SEGMENT_MAGIC, spot->uuid);
+	disk->sequence = htole64(spot->sequence);
+	disk->off = htole64(spot->off);
+	spill_page_end(page);
+}
+
+/** spill_segment_decode() - spot->sequence is not looked at but filled in */
+static inline int spill_segment_decode(const void *page, struct spill_spot *spot)
+{
+	const struct spill_disk_segment *disk = page;
+
+	if (spill_page_check(page, SPILL_SEGMENT_MAGIC, spot->uuid) < 0 || le64toh(disk->off) != spot->off ||
+		!disk->sequence)
+		return -EBADMSG;
+	spot->sequence = le64toh(disk->sequence);
+	return 0;
+}
+
+static inline void spill_record_encode(
+	void *page, const struct spill_spot *spot, const struct spill_record *record, struct spill_hash hash)
+{
+	struct spill_disk_record *disk = page;
+
+	spill_page_begin(page, SPILL_RECORD_MAGIC, spot->uuid);
+	disk->sequence = htole64(spot->sequence);
+	disk->off = htole64(spot->off);
+	disk->ns_id = htole64(record->ns_id);
+	for (int i = 0; i < 2; i++) {
+		disk->key[i] = htole64(record->key.w[i]);
+		disk->parent[i] = htole64(record->parent.w[i]);
+		disk->data_hash[i] = htole64(hash.w[i]);
+	}
+	disk->bytes = htole64(record->bytes);
+	disk->used_tokens = htole32(record->used_tokens);
+	disk->flags = htole32(record->flags);
+	spill_page_end(page);
+}
+
+static inline int spill_record_decode(
+	const void *page, const struct spill_spot *spot, struct spill_record *record, struct spill_hash *hash)
+{
+	const struct spill_disk_record *disk = page;
+	uint64_t bytes;
+
+	if (spill_page_check(page, SPILL_RECORD_MAGIC, spot->uuid) < 0)
+		return -EBADMSG;
+	if (le64toh(disk->sequence) != spot->sequence || le64toh(disk->off) != spot->off)
+		return -EBADMSG;
+	bytes = le64toh(disk->bytes);
+	if (!bytes || bytes > spot->room || spill_span(bytes) > spot->room)
+		return -EBADMSG;
+	record->ns_id = le64toh(disk->ns_id);
+	for (int i = 0; i < 2; i++) {
+		record->key.w[i] = le64toh(disk->key[i]);
+		record->parent.w[i] = le64toh(disk->parent[i]);
+		hash->w[i] = le64toh(disk->data_hash[i]);
+	}
+	record->bytes = bytes;
+	record->used_tokens = le32toh(disk->used_tokens);
+	record->flags = le32toh(disk->flags);
+	return 0;
+}
+
+static inline void spill_entry_encode(struct spill_disk_entry *entry, const struct spill_record *record, uint32_t page)
+{
+	*entry = (struct spill_disk_entry){.ns_id = htole64(record->ns_id),
+		.bytes = htole64(record->bytes),
+		.used_tokens = htole32(record->used_tokens),
+		.flags = htole32(record->flags),
+		.page = htole32(page)};
+	for (int i = 0; i < 2; i++) {
+		entry->key[i] = htole64(record->key.w[i]);
+		entry->parent[i] = htole64(record->parent.w[i]);
+	}
+}
+
+/** spill_entry_decode() - 0; -EBADMSG: it does not lie between the bytes @from and @to of its segment */
+static inline int spill_entry_decode(
+	const struct spill_disk_entry *entry, uint64_t from, uint64_t to, struct spill_record *record, uint32_t *page)
+{
+	uint64_t bytes = le64toh(entry->bytes), off = (uint64_t)le32toh(entry->page) * SPILL_PAGE;
+
+	if (off < from || off > to || !bytes || bytes > to - off || spill_span(bytes) > to - off)
+		return -EBADMSG;
+	*record = (struct spill_record){.ns_id = le64toh(entry->ns_id),
+		.bytes = bytes,
+		.used_tokens = le32toh(entry->used_tokens),
+		.flags = le32toh(entry->flags)};
+	for (int i = 0; i < 2; i++) {
+		record->key.w[i] = le64toh(entry->key[i]);
+		record->parent.w[i] = le64toh(entry->parent[i]);
+	}
+	*page = le32toh(entry->page);
+	return 0;
+}
+
+static inline void spill_seal_encode(void *page, const struct spill_spot *spot, const struct spill_seal *seal)
+{
+	struct spill_disk_seal *disk = page;
+
+	spill_page_begin(page, SPILL_SEAL_MAGIC, spot->uuid);
+	disk->sequence = htole64(spot->sequence);
+	disk->off = htole64(spot->off);
+	disk->used = htole64(seal->used);
+	disk->n = htole64(seal->n);
+	for (int i = 0; i < 2; i++)
+		disk->index_hash[i] = htole64(seal->index_hash.w[i]);
+	spill_page_end(page);
+}
+
+/** spill_seal_decode() - @segment_bytes: bound of what it may say */
+static inline int spill_seal_decode(
+	const void *page, const struct spill_spot *spot, uint64_t segment_bytes, struct spill_seal *seal)
+{
+	const struct spill_disk_seal *disk = page;
+	uint64_t used = le64toh(disk->used), n = le64toh(disk->n);
+
+	if (spill_page_check(page, SPILL_SEAL_MAGIC, spot->uuid) < 0 || le64toh(disk->sequence) != spot->sequence ||
+		le64toh(disk->off) != spot->off)
+		return -EBADMSG;
+	if (!n || n > segment_bytes / (2 * SPILL_PAGE) || used < SPILL_PAGE || used > segment_bytes ||
+		spill_index_bytes(n) + SPILL_PAGE > segment_bytes - used)
+		return -EBADMSG;
+	*seal = (struct spill_seal){.used = used, .n = n};
+	for (int i = 0; i < 2; i++)
+		seal->index_hash.w[i] = le64toh(disk->index_hash[i]);
+	return 0;
+}
+
+#endif

@@ -1,0 +1,204 @@
+/* test_spill_scrub.c - what is cold is read again, and what was dropped does not come back */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "spill_fixture.h"
+
+#define MIB (1ull << 20)
+#define N 40
+
+static int setup(void **state)
+{
+	struct fixture *f = fixture_new(true, 64 * MIB, 4 * MIB);
+
+	*state = f;
+	if (fixture_open(f) < 0)
+		return -1;
+	for (unsigned k = 0; k < N; k++)
+		assert_int_equal(put(f, k, 300000), 0);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	fixture_free(*state);
+	return 0;
+}
+
+static void damage(struct fixture *f, unsigned k)
+{
+	uint32_t i;
+	const struct record *record = segment_find(f->spill, f->blocks[k].place, &i);
+	int fd = open(f->path, O_RDWR | O_CLOEXEC);
+	off_t off = (off_t)(segment_off(f->spill, i) + record->page * (uint64_t)SPILL_PAGE + SPILL_PAGE + 12345);
+	uint8_t byte;
+
+	assert_true(fd >= 0 && pread(fd, &byte, 1, off) == 1);
+	byte ^= 1;
+	assert_int_equal(pwrite(fd, &byte, 1, off), 1);
+	fsync(fd);
+	close(fd);
+}
+
+static void wait_for_pass(struct fixture *f)
+{
+	uint64_t until = loop_now() + 20 * SPILL_SECOND;
+
+	while (!stats_of(f).scrub_passes && loop_now() < until) {
+		spill_wait(f->spill, loop_now() + SPILL_SECOND / 10);
+		spill_tick(f->spill);
+	}
+	assert_int_equal(stats_of(f).scrub_passes, 1);
+}
+
+static void a_scrub_finds_the_damaged_record_and_no_other(void **state)
+{
+	struct fixture *f = *state;
+
+	assert_int_equal(flush(f), 0);
+	damage(f, 17);
+	spill_scrub_now(f->spill, 1000 * MIB);
+	wait_for_pass(f);
+	assert_int_equal(stats_of(f).scrub_damaged, 1);
+	assert_int_equal(stats_of(f).damaged, 1);
+	assert_int_equal(f->n_gone, 1);
+	assert_int_equal(f->blocks[17].n_gone, 1);
+	assert_int_equal(stats_of(f).live_records, N - 1);
+	assert_int_equal(stats_of(f).scrub_bytes, N * spill_span(300000));
+	for (unsigned k = 0; k < N; k++)
+		assert_int_equal(get(f, k), k == 17 ? -ENOENT : 0);
+	assert_true(store_adds_up(f));
+}
+
+static void a_scrub_reads_no_more_than_its_rate(void **state)
+{
+	struct fixture *f = *state;
+
+	uint64_t rate = 2 * spill_span(300000), start = loop_now(), seconds;
+
+	spill_scrub_now(f->spill, rate);
+	for (unsigned i = 0; i < 100; i++) { /* time has to go by, not calls */
+		spill_wait(f->spill, loop_now() + SPILL_SECOND / 100);
+		spill_tick(f->spill);
+	}
+	seconds = (loop_now() - start) / SPILL_SECOND + 1;
+	assert_true(stats_of(f).scrub_bytes >= rate);
+	assert_true(stats_of(f).scrub_bytes <= (seconds + 1) * rate + rate / 2); /* the last one may go beyond it */
+}
+
+static void the_first_pass_waits_until_the_start_is_over(void **state)
+{
+	struct fixture *f = *state;
+
+	spill_scrub_rate(f->spill, 1000 * MIB);
+	for (unsigned i = 0; i < 5; i++) {
+		spill_tick(f->spill);
+		settle(f);
+	}
+	assert_int_equal(stats_of(f).scrub_bytes, 0);
+}
+
+static void a_segment_that_is_read_for_a_scrub_is_not_reused(void **state)
+{
+	struct fixture *f = *state;
+
+	spill_scrub_now(f->spill, 1000 * MIB);
+	for (unsigned k = 100; k < 600; k++) /* three times the capacity, beside it */
+		assert_int_equal(put(f, k, 300000), 0);
+	settle(f);
+	assert_int_equal(stats_of(f).scrub_damaged, 0);
+	assert_int_equal(stats_of(f).damaged, 0);
+	assert_true(store_adds_up(f));
+}
+
+static int drop(struct fixture *f, uint64_t ns_id)
+{
+	int res = 1, r = spill_drop(f->spill, ns_id, flush_done, &res);
+
+	if (r < 0)
+		return r;
+	assert_int_equal(spill_drop(f->spill, ns_id, flush_done, &res), -EBUSY);
+	while (res > 0)
+		spill_wait(f->spill, loop_now() + SPILL_SECOND);
+	return res;
+}
+
+static void what_was_dropped_does_not_come_back(void **state)
+{
+	struct fixture *f = *state;
+
+	assert_int_equal(drop(f, NS_ID), 0);
+	for (unsigned k = N; k < N + 5; k++) /* written after it: they count */
+		assert_int_equal(put(f, k, 300000), 0);
+	for (unsigned starts = 0; starts < 3; starts++) {
+		assert_int_equal(fixture_reopen(f), 0);
+		assert_int_equal(f->n_found, 5);
+		for (unsigned k = 0; k < N + 5; k++)
+			assert_int_equal(get(f, k), k < N ? -ENOENT : 0);
+		assert_true(store_adds_up(f));
+	}
+}
+
+static void a_drop_of_all_takes_every_namespace(void **state)
+{
+	struct fixture *f = *state;
+
+	assert_int_equal(drop(f, 0), 0);
+	assert_int_equal(fixture_reopen(f), 0);
+	assert_int_equal(f->n_found, 0);
+}
+
+static void a_drop_of_another_namespace_leaves_ours(void **state)
+{
+	struct fixture *f = *state;
+
+	assert_int_equal(drop(f, NS_ID + 1), 0);
+	assert_int_equal(fixture_reopen(f), 0);
+	assert_int_equal(f->n_found, N);
+}
+
+static void a_drop_that_cannot_be_written_says_so(void **state)
+{
+	struct fixture *f = *state;
+
+	fault_arm("io.write=-EIO");
+	assert_int_equal(drop(f, NS_ID), -EIO);
+	fault_disarm();
+	assert_int_equal(drop(f, NS_ID), 0); /* nothing is left behind that would refuse it */
+	assert_int_equal(fixture_reopen(f), 0);
+	assert_int_equal(f->n_found, 0);
+}
+
+static void marks_of_too_many_namespaces_are_refused_until_all_is_dropped(void **state)
+{
+	struct fixture *f = *state;
+
+	for (uint64_t id = 0; id < SPILL_DROPS_MAX; id++)
+		assert_int_equal(drop(f, 1000 + id), 0);
+	assert_int_equal(drop(f, 5000), -ENOSPC);
+	assert_int_equal(drop(f, 1003), 0); /* that one has its mark */
+	assert_int_equal(drop(f, 0), 0);
+	assert_int_equal(drop(f, 5000), 0);
+}
+
+#define WITH(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		WITH(a_scrub_finds_the_damaged_record_and_no_other),
+		WITH(a_scrub_reads_no_more_than_its_rate),
+		WITH(the_first_pass_waits_until_the_start_is_over),
+		WITH(a_segment_that_is_read_for_a_scrub_is_not_reused),
+		WITH(what_was_dropped_does_not_come_back),
+		WITH(a_drop_of_all_takes_every_namespace),
+		WITH(a_drop_of_another_namespace_leaves_ours),
+		WITH(a_drop_that_cannot_be_written_says_so),
+		WITH(marks_of_too_many_namespaces_are_refused_until_all_is_dropped),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
