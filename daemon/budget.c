@@ -140,6 +140,7 @@ void budget_stats(struct daemon *d)
 		row->got = node->total;
 		row->used = node->total - node->spare;
 		row->placed = node->placed;
+		row->huge = node->huge;
 		row->n_slabs = node->n_slabs;
 		row->n_bound = node->n_bound;
 	}

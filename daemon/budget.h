@@ -17,6 +17,7 @@ struct budget_node {
 	uint64_t budget;
 	uint64_t total, spare; /* bytes in slabs; of these, in no namespace */
 	uint64_t moving; /* slabs being made, and those being emptied for them */
+	uint64_t huge; /* of total: bytes in pages larger than 4k */
 	uint64_t placed; /* of total: bytes that really lie on this node, as the kernel told */
 	uint32_t n_bound, n_slabs;
 };

@@ -53,6 +53,12 @@ static const struct option_row options[] = {
 		"memory for KV blocks, shared out over the NUMA nodes, or so much of each"},
 	{"slab", OPTION_SIZE, AT(slab_bytes), CONFIG_SLAB_MIN, 1ull << 40, "SIZE",
 		"unit in which memory moves (default: pool / 256, but 2M to 64M, or pool / 4096)"},
+	{"pages", OPTION_TEXT, AT(pages_text), 2, ROOM(pages_text), "4k|thp|2M|1G",
+		"what slabs are made of (default 4k); 2M and 1G from a hugetlbfs mount"},
+	{"pages-short", OPTION_TEXT, AT(pages_short), 1, ROOM(pages_short), "refuse|fallback",
+		"where there are too few of these: do not start (default), or go on with 4k"},
+	{"hugetlbfs", OPTION_TEXT, AT(hugetlbfs), 1, ROOM(hugetlbfs), "DIR",
+		"directory in a hugetlbfs mount (default: the first mount of that page size that is writable)"},
 	{"spill", OPTION_SPILL, 0, 0, 0, "DIR:SIZE", "directory and size of the spill store, or off"},
 	{"spill-write-budget", OPTION_SIZE, AT(spill_write_budget), 0, 1ull << 50, "SIZE",
 		"bytes eviction may write to the spill store a day (UTC), then it drops; 0: no limit"},
@@ -90,6 +96,8 @@ void config_defaults(struct config *config)
 	memset(config, 0, sizeof(*config));
 	strcpy(config->socket, KVP_DEFAULT_SOCKET);
 	strcpy(config->name, "kvpool");
+	strcpy(config->pages_text, "4k");
+	strcpy(config->pages_short, "refuse");
 	strcpy(config->io, "auto");
 	strcpy(config->log_level, "info");
 	config->socket_mode = 0666;
@@ -713,6 +721,41 @@ static int config_check_admin_socket(struct config *config, char message[256])
 	return 0;
 }
 
+/* Slabs are whole pages. */
+static int config_check_pages(struct config *config, char message[256])
+{
+	static const char *const names[] = {"4k", "thp", "2M", "1G"};
+	uint64_t page;
+
+	config->pages = 0;
+	while (config->pages < 4 && strcmp(config->pages_text, names[config->pages]))
+		config->pages++;
+	if (config->pages == 4) {
+		snprintf(message, 256, "pages = \"%.7s\": 4k, thp, 2M or 1G", config->pages_text);
+		return -EINVAL;
+	}
+	config->pages_fallback = !strcmp(config->pages_short, "fallback");
+	if (!config->pages_fallback && strcmp(config->pages_short, "refuse")) {
+		snprintf(message, 256, "pages-short = \"%.15s\": refuse or fallback", config->pages_short);
+		return -EINVAL;
+	}
+	if (config->hugetlbfs[0] && config_check_path("hugetlbfs", config->hugetlbfs, message) < 0)
+		return -EINVAL;
+	page = kvp_pages_bytes(config->pages);
+	if (config->slab_bytes && page > KVP_PAGE && config->slab_bytes % page) {
+		snprintf(message, 256, "slab = %" PRIu64 " is no multiple of pages = %s: make it one",
+			config->slab_bytes, names[config->pages]);
+		return -EINVAL;
+	}
+	if (!config->slab_bytes) {
+		config->slab_bytes = kvp_default_slab(config->pool_bytes);
+		if (config->slab_bytes < page)
+			config->slab_bytes = page;
+	}
+	config->slab_bytes &= ~(page - 1);
+	return 0;
+}
+
 int config_check(struct config *config, char message[256])
 {
 	if (!config_name_ok(config->name)) {
@@ -724,9 +767,8 @@ int config_check(struct config *config, char message[256])
 		return -EINVAL;
 	if (config->spill_dir[0] && config_check_path("spill", config->spill_dir, message) < 0)
 		return -EINVAL;
-	if (!config->slab_bytes)
-		config->slab_bytes = kvp_default_slab(config->pool_bytes);
-	config->slab_bytes &= ~(uint64_t)4095;
+	if (config_check_pages(config, message) < 0)
+		return -EINVAL;
 	if (config->slab_bytes > config->pool_bytes) {
 		snprintf(message, 256, "slab = %" PRIu64 " is larger than pool = %" PRIu64 ": make it smaller",
 			config->slab_bytes, config->pool_bytes);

@@ -44,6 +44,10 @@ struct config {
 	struct config_node nodes[CONFIG_NODES_MAX];
 	unsigned n_nodes; /* 0: shared out */
 	uint64_t slab_bytes; /* 0: kvp_default_slab() */
+	char pages_text[8], pages_short[16]; /* as written */
+	uint32_t pages; /* enum kvp_pages, by config_check() */
+	bool pages_fallback; /* where there are none of these: 4k, else no start */
+	char hugetlbfs[KVP_SOCKET_MAX]; /* directory of a mount for 2M and 1G pages; "": found by itself */
 	char spill_dir[256]; /* "": no spill */
 	uint64_t spill_bytes;
 	uint64_t spill_write_budget; /* bytes a day for evictions; 0: no limit */

@@ -10,6 +10,7 @@
 #include "budget.h"
 #include "config.h"
 #include "loop.h"
+#include "pages.h"
 #include "pool.h"
 #include "spill.h"
 #include "topology.h"
@@ -43,6 +44,7 @@ struct daemon {
 	struct leaving *leaving; /* slabs that clients still have mapped */
 	uint64_t leaving_bytes; /* what they occupy: out of the budget */
 	bool numa_warned;
+	bool pages_here, pages_short_said; /* pages.c's */
 
 	/* namespace.c */
 	struct ns *namespaces; /* list */

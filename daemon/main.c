@@ -236,7 +236,7 @@ static void daemon_stop(struct daemon *d)
 	if (d->pool.header)
 		atomic_store(&d->pool.header->state, KVP_DAEMON_STOPPED);
 	if (d->purge_at_end)
-		pool_purge(&d->pool);
+		pool_purge(&d->pool, &d->config);
 	else if (d->pool.header && d->served)
 		log_info("stopped: %" PRIu64 " bytes of shared memory with %" PRIu64
 			 " blocks stay for the next start; kvctl purge --name %s frees them",

@@ -59,7 +59,8 @@ static void maker_empty(struct maker_old *old)
 	close(old->fd);
 }
 
-/* Map, bind, allocate, touch. The pages are really there when this returns 0. */
+/* Map, bind, allocate, touch. The pages are really there when this returns 0.  Allocating by the file knows nothing of the
+   mapping's wishes, node and page size: where these count, touching allocates, and says so where there are none. */
 static int maker_fill(struct maker *maker, struct maker_job *job)
 {
 	int r;
@@ -68,11 +69,13 @@ static int maker_fill(struct maker *maker, struct maker_job *job)
 	if (!job->map)
 		return -errno;
 	job->bind_error = topology_bind(maker->topology, job->map, job->bytes, job->node);
-	r = shm_reserve(job->fd, 0, job->bytes);
+	pages_advise(job->pages, job->map, job->bytes);
+	r = job->pages == KVP_PAGES_4K || !topology_can_populate() ? shm_reserve(job->fd, 0, job->bytes) : 0;
 	if (r == 0)
 		r = topology_populate(maker->topology, job->map, job->bytes, job->node);
 	if (r == 0)
 		job->placed = topology_placed(maker->topology, job->map, job->bytes, job->node);
+	job->huge = r == 0 ? pages_got(job->pages, job->map, job->bytes) : 0;
 	if (r == 0 && maker->lock && mlock(job->map, job->bytes) < 0)
 		job->lock_error = -errno;
 	if (r < 0) {

@@ -10,6 +10,7 @@
 
 #include <stdint.h>
 
+#include "pages.h"
 #include "topology.h"
 
 struct maker;
@@ -29,10 +30,12 @@ struct maker_job {
 	int fd; /* -1: nothing to fill */
 	uint64_t bytes;
 	unsigned node;
+	enum kvp_pages pages; /* of what its object is made */
 	char *map; /* result */
 	int error; /* result: 0; -errno: nothing is mapped */
 	int bind_error; /* result: why it is not bound to its node */
 	int lock_error; /* result: why it is not locked */
+	uint64_t huge; /* result: bytes in pages larger than 4k */
 	int64_t placed; /* result: bytes on its node; -errno: the kernel does not tell */
 	void (*done)(struct maker_job *job); /* the job and its olds are the owner's again */
 	void *owner;

@@ -30,14 +30,14 @@ static uint64_t page_up(uint64_t bytes)
 struct ns_shape ns_shape(const struct kvp_pool_header *pool, uint64_t block_bytes)
 {
 	struct ns_shape s = {.block_bytes = block_bytes, .stride = page_up(block_bytes)};
-	uint64_t n = pool->slab_bytes / s.stride, most;
+	uint64_t n = pool->slab_bytes / s.stride, page = kvp_pages_bytes(pool->pages), most;
 
 	if (!n)
 		n = 1;
 	/* a usual slab as it is, unless more than 7 % of it would lie idle */
 	s.slab_bytes = pool->slab_bytes;
 	if (n * s.stride > pool->slab_bytes || (pool->slab_bytes - n * s.stride) * 100 > pool->slab_bytes * 7)
-		s.slab_bytes = n * s.stride;
+		s.slab_bytes = (n * s.stride + page - 1) & ~(page - 1);
 	s.slots_per_slab = (uint32_t)n;
 	most = pool->pool_bytes / s.stride + n;
 	s.n_buckets = 8;
@@ -497,7 +497,7 @@ void ns_attach_slab(struct ns *ns, struct slab *slab, bool adopted)
 		entry->node = slab->placed >= 0 && (uint64_t)slab->placed < slab->bytes / 2
 				      ? UINT32_MAX
 				      : topology_node_id(ns->d->topology, slab->node);
-		entry->page_kib = 4;
+		entry->page_kib = slab_page_kib(slab);
 		atomic_store_explicit(&entry->number, slab->number, memory_order_release);
 		atomic_fetch_add_explicit(&ns->head->slab_changes, 1, memory_order_release);
 	}

@@ -21,6 +21,7 @@
 
 #include "log.h"
 #include "loop.h"
+#include "pages.h"
 #include "shm.h"
 
 #define POOL_FILE_BYTES 64 /* "<uuid> <pid>\n", padded with spaces */
@@ -183,6 +184,7 @@ static void pool_header_fill(struct pool *pool, const struct config *config)
 	memcpy(header->uuid, pool->uuid, 16);
 	header->max_places = (uint32_t)max_places;
 	header->slab_bytes = config->slab_bytes;
+	header->pages = config->pages;
 	/* a slab holds at most slab / 4096 blocks, whatever the namespace */
 	header->pin_stride =
 		(config->slab_bytes / KVP_PAGE * sizeof(struct kvp_pin) + KVP_PAGE - 1) & ~(uint64_t)(KVP_PAGE - 1);
@@ -376,6 +378,7 @@ int pool_open(struct pool *pool, const struct config *config, char message[256])
 
 			pool_unmap(pool);
 			n = shm_remove_all(pool->uuid, NULL, NULL);
+			pages_remove_all(pool->uuid, NULL, config, NULL, NULL);
 			log_warn("pool %s of an earlier daemon is dropped (%u objects): %s", config->name, n, why);
 		}
 	}
@@ -407,9 +410,11 @@ void pool_close(struct pool *pool)
 	pool->file_fd = pool->io_lock_fd = -1;
 }
 
-void pool_purge(struct pool *pool)
+void pool_purge(struct pool *pool, const struct config *config)
 {
 	unsigned n = shm_remove_all(pool->uuid, NULL, NULL);
+
+	pages_remove_all(pool->uuid, pool->header, config, NULL, NULL);
 
 	unlink(pool->file_path);
 	log_info("pool %s: %u objects removed from " SHM_DIR, pool->file_path + sizeof(SHM_DIR "/kvpool.") - 1, n + 1);

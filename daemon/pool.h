@@ -46,7 +46,7 @@ bool pool_process_is_gone(pid_t pid);
 void pool_close(struct pool *pool);
 
 /** pool_purge() - remove all objects of the pool, its file last */
-void pool_purge(struct pool *pool);
+void pool_purge(struct pool *pool, const struct config *config);
 
 /** pool_old_io() - does I/O of a dead daemon of this pool still run? (its rings' lock files) Removes the files of those that ended. */
 bool pool_old_io(struct pool *pool);

@@ -31,9 +31,26 @@ static mode_t shm_mode(gid_t gid)
 	return gid == (gid_t)-1 ? 0600 : 0640;
 }
 
+/* What shm_open() does, in any directory. */
+static int open_in(const char *dir, const char *name, int flags)
+{
+	char path[512];
+
+	if (snprintf(path, sizeof(path), "%s%s", dir, name) >= (int)sizeof(path)) {
+		errno = ENAMETOOLONG;
+		return -1;
+	}
+	return open(path, flags | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600);
+}
+
 int shm_make(const char *name, uint64_t bytes, gid_t gid)
 {
-	int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+	return shm_make_in(SHM_DIR, name, bytes, gid);
+}
+
+int shm_make_in(const char *dir, const char *name, uint64_t bytes, gid_t gid)
+{
+	int fd = open_in(dir, name, O_RDWR | O_CREAT | O_EXCL);
 	int r;
 
 	if (fd < 0)
@@ -43,7 +60,7 @@ int shm_make(const char *name, uint64_t bytes, gid_t gid)
 		ftruncate(fd, (off_t)bytes) < 0) {
 		r = -errno;
 		close(fd);
-		shm_unlink(name);
+		shm_remove_in(dir, name);
 		return r;
 	}
 	return fd;
@@ -51,8 +68,13 @@ int shm_make(const char *name, uint64_t bytes, gid_t gid)
 
 int shm_find(const char *name, uint64_t *bytes, gid_t gid)
 {
+	return shm_find_in(SHM_DIR, name, bytes, gid);
+}
+
+int shm_find_in(const char *dir, const char *name, uint64_t *bytes, gid_t gid)
+{
 	struct stat st;
-	int fd = shm_open(name, O_RDWR, 0);
+	int fd = open_in(dir, name, O_RDWR);
 
 	if (fd < 0)
 		return -errno;
@@ -103,13 +125,27 @@ void *shm_map(int fd, uint64_t bytes)
 
 void shm_remove(const char *name)
 {
-	shm_unlink(name);
+	shm_remove_in(SHM_DIR, name);
+}
+
+void shm_remove_in(const char *dir, const char *name)
+{
+	char path[512];
+
+	if (snprintf(path, sizeof(path), "%s%s", dir, name) < (int)sizeof(path))
+		unlink(path);
 }
 
 unsigned shm_remove_all(const uint8_t uuid[16], bool (*keep)(void *owner, const char *rest), void *owner)
 {
+	return shm_remove_all_in(SHM_DIR, uuid, keep, owner);
+}
+
+unsigned shm_remove_all_in(
+	const char *path, const uint8_t uuid[16], bool (*keep)(void *owner, const char *rest), void *owner)
+{
 	char prefix[KVP_OBJECT_NAME_MAX], header[KVP_OBJECT_NAME_MAX];
-	DIR *dir = opendir(SHM_DIR);
+	DIR *dir = opendir(path);
 	struct dirent *entry;
 	unsigned n = 0;
 
@@ -127,9 +163,9 @@ unsigned shm_remove_all(const uint8_t uuid[16], bool (*keep)(void *owner, const 
 		if (unlinkat(dirfd(dir), entry->d_name, 0) == 0)
 			n++;
 	}
-	closedir(dir);
 	if (!keep || !keep(owner, "header"))
-		n += shm_unlink(header) == 0;
+		n += unlinkat(dirfd(dir), header + 1, 0) == 0;
+	closedir(dir);
 	return n;
 }
 

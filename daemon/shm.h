@@ -27,6 +27,13 @@ int shm_make(const char *name, uint64_t bytes, gid_t gid);
 /** shm_find() - an existing object, by the rules above. @bytes: its length. Return: a rw descriptor; -EPERM: foreign; -errno. */
 int shm_find(const char *name, uint64_t *bytes, gid_t gid);
 
+/** shm_make_in(), shm_find_in(), shm_remove_in(), shm_remove_all_in() - the same in another directory: of a hugetlbfs mount */
+int shm_make_in(const char *dir, const char *name, uint64_t bytes, gid_t gid);
+int shm_find_in(const char *dir, const char *name, uint64_t *bytes, gid_t gid);
+void shm_remove_in(const char *dir, const char *name);
+unsigned shm_remove_all_in(
+	const char *dir, const uint8_t uuid[16], bool (*keep)(void *owner, const char *rest), void *owner);
+
 /** shm_reopen_ro() - another open file of the same object, read-only. Return: a descriptor; -errno. */
 int shm_reopen_ro(int fd);
 

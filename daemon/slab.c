@@ -67,6 +67,7 @@ static void slab_count(struct daemon *d, const struct slab *slab, int sign)
 	node->spare += slab->use == KVP_SLAB_SPARE ? bytes : 0;
 	node->n_slabs += (uint32_t)sign;
 	node->n_bound += slab->bound ? (uint32_t)sign : 0;
+	node->huge += sign < 0 ? -slab->huge : slab->huge;
 	if (slab->placed >= 0)
 		node->placed += sign < 0 ? -(uint64_t)slab->placed : (uint64_t)slab->placed;
 	budget_stats(d);
@@ -113,6 +114,12 @@ static void slab_name(const struct daemon *d, uint64_t number, char name[KVP_OBJ
 	shm_object_name(name, d->pool.uuid, "slab-%" PRIu64, number);
 }
 
+uint32_t slab_page_kib(const struct slab *slab)
+{
+	/* of THP a page or two may be missing at the ends */
+	return slab->huge * 100 < slab->bytes * 99 ? 4 : (uint32_t)(kvp_pages_bytes(slab->pages) >> 10);
+}
+
 /* It has its memory: list it. Return: false: no place. */
 static bool slab_list(struct daemon *d, struct slab *slab)
 {
@@ -131,7 +138,7 @@ static bool slab_list(struct daemon *d, struct slab *slab)
 	row->ns_id = 0;
 	row->use = KVP_SLAB_SPARE;
 	row->node = topology_node_id(d->topology, slab->node);
-	row->page_kib = 4;
+	row->page_kib = slab_page_kib(slab);
 	row->bound = slab->bound;
 	row->placed = (uint64_t)slab->placed;
 	atomic_store_explicit(&row->number, slab->number, memory_order_release);
@@ -226,7 +233,7 @@ static struct maker_old *slab_destroy(struct daemon *d, struct slab *slab)
 	pool_stats_begin(&d->pool);
 	atomic_store_explicit(&slab_row(d, slab)->number, 0, memory_order_release);
 	slab_name(d, slab->number, name);
-	shm_remove(name);
+	shm_remove_in(pages_dir(&d->pool, slab->pages), name);
 	if (!old)
 		slab_punch(slab->fd, slab->number, slab->bytes);
 	leaving = slab_leave(d, slab);
@@ -250,10 +257,17 @@ static void making_say_failed(struct daemon *d, const struct slab *slab, int err
 	static struct log_limit limit;
 	char message[256];
 
-	snprintf(message, sizeof(message),
-		"no room in " SHM_DIR " for slab %" PRIu64 " of %" PRIu64 " bytes (%s; %" PRIu64
-		" bytes free there): enlarge it, or give a smaller --pool",
-		slab->number, slab->bytes, strerror(-error), shm_free_bytes());
+	if (kvp_pages_in_hugetlbfs(slab->pages))
+		snprintf(message, sizeof(message),
+			"no %" PRIu64 "M pages for slab %" PRIu64 " of %" PRIu64 " bytes on node%u (%s; %" PRIu64
+			" bytes free on the host): raise nr_hugepages there, set pages-short = fallback, or give a smaller --pool",
+			kvp_pages_bytes(slab->pages) >> 20, slab->number, slab->bytes,
+			topology_node_id(d->topology, slab->node), strerror(-error), pages_free(slab->pages));
+	else
+		snprintf(message, sizeof(message),
+			"no room in " SHM_DIR " for slab %" PRIu64 " of %" PRIu64 " bytes (%s; %" PRIu64
+			" bytes free there): enlarge it, or give a smaller --pool",
+			slab->number, slab->bytes, strerror(-error), shm_free_bytes());
 	if (d->slab_failure)
 		snprintf(d->slab_failure, 256, "%s", message);
 	else if (error != -ECANCELED)
@@ -291,6 +305,52 @@ static void making_end_olds(struct making *making)
 	}
 }
 
+/* Its object, in the directory of its pages. */
+static int slab_make_object(struct daemon *d, struct slab *slab)
+{
+	char name[KVP_OBJECT_NAME_MAX];
+
+	slab_name(d, slab->number, name);
+	slab->fd = shm_make_in(pages_dir(&d->pool, slab->pages), name, slab->bytes, (gid_t)-1);
+	return slab->fd < 0 ? slab->fd : 0;
+}
+
+/* No huge pages for it: may it be made of 4k ones instead?  Then its object is, from now on. */
+static bool slab_fall_back(struct daemon *d, struct slab *slab, int error)
+{
+	char name[KVP_OBJECT_NAME_MAX], why[160];
+
+	if (!kvp_pages_in_hugetlbfs(slab->pages) || !d->config.pages_fallback || error == -ECANCELED)
+		return false;
+	snprintf(why, sizeof(why), "node%u has no more of those pages (%s); see nr_hugepages",
+		topology_node_id(d->topology, slab->node), strerror(-error));
+	pages_say_short(d, why);
+	slab_name(d, slab->number, name);
+	shm_remove_in(pages_dir(&d->pool, slab->pages), name);
+	if (slab->fd >= 0)
+		close(slab->fd);
+	slab->pages = KVP_PAGES_4K;
+	return slab_make_object(d, slab) == 0;
+}
+
+/* Of transparent huge pages the kernel gives what it has. Return: is that refused? */
+static bool making_is_short(struct daemon *d, const struct slab *slab)
+{
+	char why[160];
+
+	if (slab->pages != KVP_PAGES_THP || slab_page_kib(slab) > 4)
+		return false;
+	snprintf(why, sizeof(why),
+		"of slab %" PRIu64 " only %" PRIu64 " of %" PRIu64 " bytes are huge pages: memory is scattered",
+		slab->number, slab->huge, slab->bytes);
+	if (d->config.pages_fallback || !d->slab_failure) {
+		pages_say_short(d, why);
+		return false;
+	}
+	snprintf(d->slab_failure, 256, "pages = thp: %s; free memory, or set pages-short = fallback", why);
+	return true;
+}
+
 /* Back from the maker: it goes to whom it was made for, or stays spare. */
 static void making_done(struct maker_job *job)
 {
@@ -301,6 +361,12 @@ static void making_done(struct maker_job *job)
 	char name[KVP_OBJECT_NAME_MAX];
 
 	making_end_olds(making);
+	if (slab && job->error < 0 && slab_fall_back(d, slab, job->error)) {
+		job->fd = slab->fd;
+		job->pages = slab->pages;
+		maker_submit(d->maker, job);
+		return;
+	}
 	d->slab_bytes_moving -= making->moving;
 	d->nodes[job->node].moving -= making->moving;
 	d->n_making--;
@@ -309,11 +375,13 @@ static void making_done(struct maker_job *job)
 		making_say_unbound(d, job);
 		slab->map = job->map;
 		slab->placed = job->placed;
+		slab->huge = job->huge;
 		slab->bound = job->bind_error == 0 && topology_n_nodes(d->topology) > 1;
-		if (job->error < 0 || !slab_list(d, slab)) {
-			making_say_failed(d, slab, job->error);
+		if (job->error < 0 || making_is_short(d, slab) || !slab_list(d, slab)) {
+			if (job->error < 0)
+				making_say_failed(d, slab, job->error);
 			slab_name(d, slab->number, name);
-			shm_remove(name);
+			shm_remove_in(pages_dir(&d->pool, slab->pages), name);
 			slab_dispose(slab);
 			slab = NULL;
 		}
@@ -332,8 +400,8 @@ static bool slab_begin(struct daemon *d, struct maker_old *olds, uint64_t bytes,
 {
 	struct making *making = calloc(1, sizeof(*making));
 	struct slab *slab = bytes ? calloc(1, sizeof(*slab)) : NULL;
-	char name[KVP_OBJECT_NAME_MAX];
 	uint64_t freed = 0;
+	int r;
 
 	if (!making) { /* the memory of the old ones is lost to us until the next start */
 		log_err("out of memory: a slab's memory is not given back");
@@ -345,11 +413,11 @@ static bool slab_begin(struct daemon *d, struct maker_old *olds, uint64_t bytes,
 			.node = node,
 			.use = KVP_SLAB_SPARE,
 			.guard = GUARD_NONE,
+			.pages = pages_next(d),
 			.number = atomic_fetch_add(&d->pool.stats->next_number, 1)};
-		slab_name(d, slab->number, name);
-		slab->fd = shm_make(name, bytes, (gid_t)-1);
-		if (slab->fd < 0) {
-			making_say_failed(d, slab, slab->fd);
+		r = slab_make_object(d, slab);
+		if (r < 0 && !slab_fall_back(d, slab, r)) {
+			making_say_failed(d, slab, r);
 			free(slab);
 			slab = NULL;
 		}
@@ -364,6 +432,7 @@ static bool slab_begin(struct daemon *d, struct maker_old *olds, uint64_t bytes,
 		.fd = slab ? slab->fd : -1,
 		.bytes = bytes,
 		.node = node,
+		.pages = slab ? slab->pages : KVP_PAGES_4K,
 		.done = making_done,
 		.owner = making};
 	d->slab_bytes_moving += making->moving;
@@ -558,12 +627,15 @@ static bool slab_adopt(struct daemon *d, uint32_t place)
 {
 	struct kvp_slab_row *row = &d->pool.slab_rows[place];
 	uint64_t number = atomic_load(&row->number), bytes = 0;
+	enum kvp_pages pages = d->pool.header->pages;
 	char name[KVP_OBJECT_NAME_MAX];
 	struct slab *slab;
 	int fd;
 
-	shm_object_name(name, d->pool.uuid, "slab-%" PRIu64, number);
-	fd = shm_find(name, &bytes, (gid_t)-1);
+	if (kvp_pages_in_hugetlbfs(pages) && row->page_kib <= 4)
+		pages = KVP_PAGES_4K; /* there were none left for it */
+	slab_name(d, number, name);
+	fd = shm_find_in(pages_dir(&d->pool, pages), name, &bytes, (gid_t)-1);
 	slab = fd < 0 ? NULL : calloc(1, sizeof(*slab));
 	/* a slab has all its pages; missing ones were punched, and what was in them reads as zeroes */
 	if (!slab || bytes != row->bytes || !slab_is_whole(fd, bytes) ||
@@ -571,7 +643,7 @@ static bool slab_adopt(struct daemon *d, uint32_t place)
 		if (fd >= 0)
 			close(fd);
 		free(slab);
-		shm_remove(name);
+		shm_remove_in(pages_dir(&d->pool, pages), name);
 		atomic_store(&row->number, 0);
 		log_warn("slab %" PRIu64 " of the last daemon is lost or changed: its blocks are dropped", number);
 		return false;
@@ -583,6 +655,8 @@ static bool slab_adopt(struct daemon *d, uint32_t place)
 	slab->fd = fd;
 	slab->guard = GUARD_NONE;
 	slab->bound = row->bound;
+	slab->pages = pages;
+	slab->huge = row->page_kib > 4 ? bytes : 0;
 	slab->placed = (int64_t)row->placed;
 	for (unsigned i = 0; i < topology_n_nodes(d->topology); i++)
 		if (topology_node_id(d->topology, i) == row->node)
@@ -735,10 +809,24 @@ bool slab_make_spare(struct daemon *d, uint32_t i)
 	return slab_has_place(d) && slab_begin(d, NULL, d->pool.header->slab_bytes, i, 0);
 }
 
-int slab_check_room(uint64_t bytes, uint64_t more, char message[256])
+int slab_check_room(const struct daemon *d, uint64_t bytes, uint64_t more, char message[256])
 {
-	uint64_t limit = cgroup_limit(), room = shm_free_bytes();
+	enum kvp_pages pages = pages_next(d);
+	uint64_t limit = cgroup_limit(), room = shm_free_bytes(), huge = pages_free(pages), has = 0;
 
+	if (kvp_pages_in_hugetlbfs(pages)) { /* neither is asked for these; what falls back to 4k pages asks both */
+		if (more > huge && !d->config.pages_fallback) {
+			snprintf(message, 256,
+				"%" PRIu64 " bytes in %" PRIu64 "M pages are free, --pool needs %" PRIu64
+				" more: raise nr_hugepages, set pages-short = fallback, or give a smaller --pool",
+				huge, kvp_pages_bytes(pages) >> 20, more);
+			return -ENOMEM;
+		}
+		more -= more < huge ? more : huge;
+		for (unsigned i = 0; i < topology_n_nodes(d->topology); i++)
+			has += d->nodes[i].total - d->nodes[i].huge;
+		bytes = has + more;
+	}
 	if (bytes > limit) {
 		snprintf(message, 256,
 			"--pool %" PRIu64 " is more than this cgroup's memory limit of %" PRIu64
@@ -764,14 +852,17 @@ int slab_start(struct daemon *d, char message[256])
 	d->slabs = calloc(d->pool.header->max_places, sizeof(*d->slabs));
 	if (!d->slabs || slab_maker_start(d) < 0)
 		return -ENOMEM;
-	r = budget_start(d, message);
+	r = pages_start(d, message);
+	if (r == 0)
+		r = budget_start(d, message);
 	if (r < 0)
 		return r;
-	r = slab_check_room(d->budget_bytes, 0, message);
+	r = slab_check_room(d, d->budget_bytes, 0, message);
 	if (r < 0)
 		return r;
 	if (d->pool.found) {
 		shm_remove_all(d->pool.uuid, slab_keep_object, d);
+		pages_remove_all(d->pool.uuid, d->pool.header, &d->config, slab_keep_object, d);
 		for (uint32_t i = 0; i < d->pool.header->max_places; i++)
 			if (atomic_load(&d->pool.slab_rows[i].number))
 				slab_adopt(d, i);
@@ -789,7 +880,7 @@ int slab_start(struct daemon *d, char message[256])
 			d->pool.header->slab_bytes, d->config.pool_bytes);
 		return -ENOSPC;
 	}
-	r = slab_check_room(d->budget_bytes, missing * d->pool.header->slab_bytes, message);
+	r = slab_check_room(d, d->budget_bytes, missing * d->pool.header->slab_bytes, message);
 	if (r < 0)
 		return r;
 	return slab_populate(d, message);

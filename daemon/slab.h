@@ -38,6 +38,8 @@ struct slab {
 	bool withdrawn; /* no slot of it is given out, and its free ones are not counted as free */
 	bool condemned; /* and it goes when the last transfer in it has ended */
 	bool bound;
+	enum kvp_pages pages; /* of what its object is made; it lies in pages_dir() of that */
+	uint64_t huge; /* bytes of it in pages larger than 4k */
 	int64_t placed; /* bytes of it that lie on its node; -errno: the kernel does not tell */
 };
 
@@ -58,13 +60,15 @@ bool slab_give(struct daemon *d, struct slab *slab, uint64_t bytes, uint64_t for
 bool slab_release_spare(struct daemon *d, uint32_t i);
 /** slab_make_spare() - one more there. Return: false: it cannot be begun. */
 bool slab_make_spare(struct daemon *d, uint32_t i);
-/** slab_check_room() - do /dev/shm and the cgroup hold a pool of @bytes, @more than now? Return: 0; -ENOMEM; -ENOSPC. */
-int slab_check_room(uint64_t bytes, uint64_t more, char message[256]);
+/** slab_check_room() - do /dev/shm, the huge pages and the cgroup hold a pool of @bytes, @more than now? Return: 0; -ENOMEM; -ENOSPC. */
+int slab_check_room(const struct daemon *d, uint64_t bytes, uint64_t more, char message[256]);
 /** slab_settle() - at the start and in tests: wait for all that is being made */
 void slab_settle(struct daemon *d);
 /** slab_set_use() - move its row to another user */
 void slab_set_use(struct daemon *d, struct slab *slab, enum kvp_slab_use use, struct ns *ns);
 uint64_t slab_spare_bytes(const struct daemon *d);
+/** slab_page_kib() - of its pages: what the kernel gave, not what was wished */
+uint32_t slab_page_kib(const struct slab *slab);
 /** slab_set_open() - n_free or withdrawn has changed: keep its namespace's list of slabs with free slots in step */
 void slab_set_open(struct slab *slab);
 /** slab_withdraw() - give out no slot of it from now on. slab_give_again() - after all. */

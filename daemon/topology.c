@@ -229,6 +229,11 @@ struct populate {
 	_Atomic int error;
 };
 
+bool topology_can_populate(void)
+{
+	return madvise(NULL, 0, MADV_POPULATE_WRITE) == 0; /* of nothing: is the advice known? */
+}
+
 static int populate_piece(char *addr, uint64_t len)
 {
 	if (madvise(addr, len, MADV_POPULATE_WRITE) == 0)

@@ -41,6 +41,9 @@ int topology_bind(struct topology *topology, void *addr, uint64_t len, unsigned 
  *  Return: 0; -ENOMEM; -errno. */
 int topology_populate(struct topology *topology, void *addr, uint64_t len, unsigned i);
 
+/** topology_can_populate() - does the kernel touch pages for us, with an error instead of a signal where there are none? */
+bool topology_can_populate(void);
+
 /** topology_placed() - how many bytes of [addr, addr + len), all touched, lie on node @i by the kernel's word.
  *  Return: bytes; -errno: it is not told here. */
 int64_t topology_placed(const struct topology *topology, void *addr, uint64_t len, unsigned i);

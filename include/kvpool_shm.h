@@ -15,6 +15,8 @@
  *   /kvp-<uuid>-io-<epoch>  lock file of a daemon's rings      nobody but the daemons
  *   /kvpool.<NAME>          the pool's file: its lock and its UUID as text                  nobody but the daemon
  *
+ * Slabs of 2M and 1G pages lie under the same names in the directory of a hugetlbfs mount (huge_dir of the header).
+ *
  * The word of a block descriptor and the pin counts carry the pin protocol; it is written down at struct kvp_block.
  */
 #ifndef KVPOOL_SHM_H
@@ -43,6 +45,23 @@ enum kvp_daemon_state {
 	KVP_DAEMON_STOPPED = 4, /* left in order; a killed one still says SERVING and its heartbeat stands still */
 };
 
+/* What slabs are made of, by the operator's wish; what each really got its row tells. */
+enum kvp_pages {
+	KVP_PAGES_4K = 0,
+	KVP_PAGES_THP = 1, /* 2M where the kernel has them, for objects in /dev/shm */
+	KVP_PAGES_2M = 2, /* of a hugetlbfs mount */
+	KVP_PAGES_1G = 3, /* likewise */
+};
+static inline uint64_t kvp_pages_bytes(uint32_t pages)
+{
+	return pages == KVP_PAGES_1G ? 1ull << 30 : pages == KVP_PAGES_4K ? 4096 : 2ull << 20;
+}
+static inline _Bool kvp_pages_in_hugetlbfs(uint32_t pages)
+{
+	return pages == KVP_PAGES_2M || pages == KVP_PAGES_1G;
+}
+#define KVP_HUGE_DIR_MAX 112
+
 /* /kvp-<uuid>-header: one page.  Nothing in it tells one tenant about another. */
 struct kvp_pool_header {
 	uint64_t magic;
@@ -63,7 +82,10 @@ struct kvp_pool_header {
 	uint8_t boot_id[16]; /* of the machine's boot this pool was made in */
 	char pool_name[KVP_NAME_MAX];
 	char socket[KVP_SOCKET_MAX];
-	uint8_t reserved[128];
+	uint32_t pages; /* enum kvp_pages */
+	uint32_t reserved0;
+	char huge_dir[KVP_HUGE_DIR_MAX]; /* where slabs of 2M and 1G pages lie; "": none do */
+	uint8_t reserved[8];
 };
 #define KVP_TICK_MS 16
 

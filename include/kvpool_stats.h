@@ -84,7 +84,7 @@ struct kvp_slab_row {
 	uint64_t placed; /* bytes that lie on its node, by the kernel's word; UINT64_MAX: it was not told */
 	uint32_t use;
 	uint32_t node;
-	uint32_t page_kib;
+	uint32_t page_kib; /* of its pages; above 4 where pages is 2M or 1G: it lies in the header's huge_dir */
 	uint32_t bound; /* 1: bound to its node */
 };
 
@@ -100,7 +100,7 @@ struct kvp_node_row {
 	uint64_t placed; /* of got: pages that lie there by the kernel's word */
 	uint32_t n_slabs;
 	uint32_t n_bound; /* of these, bound to the node */
-	uint64_t reserved;
+	uint64_t huge; /* of got: in pages larger than 4k, of the size that was wished for */
 };
 
 struct kvp_stats {
@@ -125,8 +125,9 @@ struct kvp_stats {
 	char spill_message[256]; /* why the tier is off or down, or which engine serves it */
 	char pressure_message[256]; /* why the pool is smaller than --pool, if it is */
 	char numa_message[256]; /* why slabs are unbound, if they are */
+	char pages_message[256]; /* why slabs are made of smaller pages than wished, if some are */
 	uint32_t n_nodes;
-	uint32_t reserved1;
+	uint32_t pages; /* enum kvp_pages: the wish */
 	struct kvp_node_row nodes[KVP_STATS_NODES_MAX];
 	struct kvp_counters counters;
 };

@@ -177,12 +177,16 @@ static void check_pool_file(struct check *check)
 
 static void check_slab_object(struct check *check, const struct kvp_slab_row *row)
 {
-	char path[POOL_PATH_MAX];
-	const char *object = path + sizeof(POOL_SHM_DIR);
+	const struct kvp_pool_header *header = &check->pool.header;
+	char path[POOL_PATH_MAX + KVP_HUGE_DIR_MAX];
+	const char *object;
 	struct stat st = {0};
 	int r;
 
-	pool_path(&check->pool, path, "slab-%" PRIu64, (uint64_t)C(row->number));
+	snprintf(path, sizeof(path), "%s/kvp-%s-slab-%" PRIu64,
+		kvp_pages_in_hugetlbfs(header->pages) && row->page_kib > 4 ? header->huge_dir : POOL_SHM_DIR,
+		check->pool.uuid, (uint64_t)C(row->number));
+	object = strrchr(path, '/') + 1;
 	r = stat(path, &st);
 	if (row->use == KVP_SLAB_LEAVING)
 		return;

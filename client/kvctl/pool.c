@@ -296,6 +296,7 @@ static void search_try(struct search *search, struct pool *best, const char *pat
 		return;
 	text_clean(pool.name, sizeof(pool.name), pool.header.pool_name, sizeof(pool.header.pool_name));
 	text_clean(pool.socket, sizeof(pool.socket), pool.header.socket, sizeof(pool.header.socket));
+	pool.header.huge_dir[sizeof(pool.header.huge_dir) - 1] = 0;
 	if (!search_trusts(search, st.st_uid)) {
 		snprintf(why, sizeof(why), "; of uid %u, which %s; only --name takes it", st.st_uid,
 			search->socket ? "owns neither the socket nor its directory" : "does not own the pool's file");

@@ -54,15 +54,15 @@ static void sweep_remove(struct sweep *sweep, const char *path)
 		sweep->n_other++;
 }
 
-/* All objects of one pool, its header last. */
-static int sweep_pool(struct sweep *sweep, const char *uuid)
+/* All objects of one pool in one directory, but its header. */
+static int sweep_dir(struct sweep *sweep, const char *in, const char *uuid)
 {
 	char path[POOL_PATH_MAX + 256], found[POOL_UUID_TEXT];
-	DIR *dir = opendir(POOL_SHM_DIR);
+	DIR *dir = opendir(in);
 	struct dirent *entry;
 
 	if (!dir) {
-		complain("purge: cannot list " POOL_SHM_DIR ": %s", strerror(errno));
+		complain("purge: cannot list %s: %s", in, strerror(errno));
 		return KVCTL_FAILED;
 	}
 	while ((entry = readdir(dir))) {
@@ -70,10 +70,20 @@ static int sweep_pool(struct sweep *sweep, const char *uuid)
 
 		if (!rest || strcmp(found, uuid) || !strcmp(rest, "header"))
 			continue;
-		snprintf(path, sizeof(path), POOL_SHM_DIR "/%s", entry->d_name);
+		snprintf(path, sizeof(path), "%s/%s", in, entry->d_name);
 		sweep_remove(sweep, path);
 	}
 	closedir(dir);
+	return 0;
+}
+
+static int sweep_pool(struct sweep *sweep, const char *uuid)
+{
+	char path[POOL_PATH_MAX];
+	int r = sweep_dir(sweep, POOL_SHM_DIR, uuid);
+
+	if (r)
+		return r;
 	snprintf(path, sizeof(path), POOL_SHM_DIR "/kvp-%s-header", uuid);
 	sweep_remove(sweep, path);
 	return 0;
@@ -168,7 +178,9 @@ int purge_without_daemon(const char *socket, const char *name, bool quiet)
 	if (fd < 0)
 		return KVCTL_FAILED;
 	sweep.uid = pool.uid;
-	r = sweep_pool(&sweep, pool.uuid);
+	r = pool.header.huge_dir[0] ? sweep_dir(&sweep, pool.header.huge_dir, pool.uuid) : 0;
+	if (!r)
+		r = sweep_pool(&sweep, pool.uuid);
 	/* the file may name another pool: one that a later start made and that lost its header */
 	if (!r && pool_read(fd, text, POOL_UUID_TEXT - 1, 0) == 0 && pool_uuid_parse(text, uuid) &&
 		strcmp(text, pool.uuid))

@@ -75,19 +75,29 @@ static void print_memory(const struct snapshot *snapshot, const struct totals *t
 	text_clean(message, sizeof(message), snapshot->head.numa_message, sizeof(snapshot->head.numa_message));
 	if (message[0])
 		printf("       placement: %s\n", message);
+	text_clean(message, sizeof(message), snapshot->head.pages_message, sizeof(snapshot->head.pages_message));
+	if (message[0])
+		printf("       %s\n", message);
 }
 
-/* By NUMA node. One node that got what was asked for is not worth a table. */
+static const char *pages_name(uint32_t pages)
+{
+	static const char *const pages_names[] = {"4k", "thp", "2M", "1G"};
+
+	return pages < 4 ? pages_names[pages] : "?";
+}
+
+/* By NUMA node. One node that got what was asked for, in common pages, is not worth a table. */
 static void print_nodes(const struct kvp_stats *head)
 {
 	static const char *const heads[] = {
-		"<NODE", "<CPUS", ">ASKED", ">GOT", ">USED", ">ON THE NODE", ">BOUND SLABS", ">SIZE"};
+		"<NODE", "<CPUS", ">ASKED", ">GOT", ">USED", ">ON NODE", ">BOUND", ">PAGES", ">HUGE", ">SIZE"};
 	unsigned n = head->n_nodes < KVP_STATS_NODES_MAX ? head->n_nodes : KVP_STATS_NODES_MAX;
 	struct table table;
 
-	if (n < 2)
+	if (n < 2 && !head->pages)
 		return;
-	table_init(&table, heads, 8);
+	table_init(&table, heads, 10);
 	for (unsigned i = 0; i < n; i++) {
 		const struct kvp_node_row *row = &head->nodes[i];
 		char a[QUANTITY_ROOM];
@@ -99,6 +109,8 @@ static void print_nodes(const struct kvp_stats *head)
 		table_cell(&table, "%s", quantity_bytes(a, row->used));
 		table_cell(&table, "%s", quantity_share(a, row->placed, row->got));
 		table_cell(&table, "%u of %u", row->n_bound, row->n_slabs);
+		table_cell(&table, "%s", pages_name(head->pages));
+		table_cell(&table, "%s", quantity_share(a, head->pages ? row->huge : row->got, row->got));
 		table_cell(&table, "%s", quantity_bytes(a, row->memory));
 	}
 	table_print(&table, 0);
@@ -120,6 +132,7 @@ static json_t *nodes_json(const struct kvp_stats *head)
 		json_object_set_new(json, "got_bytes", json_u64(row->got));
 		json_object_set_new(json, "used_bytes", json_u64(row->used));
 		json_object_set_new(json, "placed_bytes", json_u64(row->placed));
+		json_object_set_new(json, "huge_bytes", json_u64(row->huge));
 		json_object_set_new(json, "slabs", json_u64(row->n_slabs));
 		json_object_set_new(json, "bound_slabs", json_u64(row->n_bound));
 		json_array_append_new(list, json);
@@ -273,6 +286,8 @@ static json_t *stats_json(const struct pool *pool, const struct snapshot *snapsh
 	json_object_set_new(json, "nodes", nodes_json(head));
 	json_object_set_new(
 		json, "pressure_message", json_text(head->pressure_message, sizeof(head->pressure_message)));
+	json_object_set_new(json, "pages", json_string(pages_name(head->pages)));
+	json_object_set_new(json, "pages_message", json_text(head->pages_message, sizeof(head->pages_message)));
 	json_object_set_new(json, "numa_message", json_text(head->numa_message, sizeof(head->numa_message)));
 	for (unsigned i = 0; i < snapshot->n_ns; i++)
 		json_array_append_new(list, ns_json(&snapshot->ns[i]));
