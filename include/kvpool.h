@@ -452,6 +452,77 @@ KVP_API int64_t kvp_publish(struct kvp_ns *ns, struct kvp_publish_item *items, u
 /** kvp_abandon() - give unpublished blocks back; cannot fail; used-up ones are passed over */
 KVP_API void kvp_abandon(struct kvp_block_ref *blocks, uint32_t n);
 
+/* ---- Queue: batches in the background, to and from an engine's own buffers ---- */
+
+struct kvp_queue;
+struct iovec;
+
+enum kvp_op {
+	KVP_OP_GET = 1, /* copy stored blocks out, from the spill store too */
+	KVP_OP_PUT = 2, /* store blocks; what is there already is not copied again */
+	KVP_OP_EXISTS = 3, /* as kvp_match() with KVP_MATCH_ALL */
+};
+enum kvp_io_status {
+	KVP_IO_WAITING = 0,
+	KVP_IO_DONE =
+		1, /* GET: its bytes are in @parts; PUT: it is stored, by this call or before; EXISTS: it is there */
+	KVP_IO_MISS = 2, /* @reason tells why; what is in @parts is undefined */
+	KVP_IO_REJECTED = 3, /* PUT: no room by the deadline, not admitted, parent unknown, or no daemon */
+	KVP_IO_SHORT = 4, /* GET: @parts are shorter than the block; PUT: longer, or shorter than @used_bytes */
+};
+
+/* One block of a batch.  The library's from kvp_submit() until its completion is polled, @parts and what they name too. */
+struct kvp_io {
+	struct kvp_key key;
+	struct kvp_key parent; /* PUT: as in struct kvp_publish_item */
+	const struct iovec *parts; /* the block's bytes in order; EXISTS: not looked at */
+	uint32_t n_parts;
+	uint32_t used_tokens; /* PUT: 0: block_tokens; GET: filled */
+	uint64_t used_bytes; /* PUT: 0: what @parts hold; GET: filled, the stored length */
+	uint32_t status; /* filled: enum kvp_io_status */
+	uint32_t reason; /* filled on KVP_IO_MISS of a GET: enum kvp_miss_reason, 0: not told */
+};
+
+struct kvp_completion {
+	uint64_t tag;
+	uint32_t n; /* blocks of the batch */
+	uint32_t n_done; /* of these, KVP_IO_DONE */
+};
+
+struct kvp_queue_opts {
+	uint32_t size;
+	uint32_t n_threads; /* that copy and wait; 0: none, the work is done inside kvp_queue_poll() */
+};
+#define KVP_QUEUE_THREADS_MAX 64u
+#define KVP_SUBMIT_MAX 4096u
+
+/** kvp_queue_open() - @opts: NULL: one thread. Return: 0; -KVP_EINVAL; -KVP_EDETACHED (a fork's); -KVP_ENOMEM. */
+KVP_API int kvp_queue_open(struct kvp_client *client, const struct kvp_queue_opts *opts, struct kvp_queue **queue);
+
+/** kvp_queue_close() - batches not begun are dropped, their blocks MISS or REJECTED; waits for what is under way, at most to
+ *  its deadline.  Afterwards no struct kvp_io of it is touched.  Before its namespaces and its client are closed. */
+KVP_API void kvp_queue_close(struct kvp_queue *queue);
+
+/** kvp_queue_fd() - an eventfd of the queue's own, readable while completions wait; for poll, not to be read or closed */
+KVP_API int kvp_queue_fd(const struct kvp_queue *queue);
+
+/**
+ * kvp_submit() - begin a batch; never waits, takes microseconds
+ * @op:  enum kvp_op
+ * @ios: @n of them, 1 .. KVP_SUBMIT_MAX
+ * @deadline_ns: of the whole batch: what is not there or has no room by then is MISS or REJECTED; 0: nothing waits for the disk
+ * @tag: comes back in the completion
+ * Blocks of a PUT are published in the order given, batches in any.  One that fails does nothing to the others.
+ * Return: 0; -KVP_EINVAL; -KVP_EDETACHED (a fork's); -KVP_ENOMEM.
+ */
+KVP_API int kvp_submit(struct kvp_queue *queue, struct kvp_ns *ns, uint32_t op, struct kvp_io *ios, uint32_t n,
+	uint64_t deadline_ns, uint64_t tag);
+
+/** kvp_queue_poll() - wait to the deadline for at least one completion. Return: how many were filled in, 0..@max; -KVP_EINVAL;
+ *  -KVP_EDETACHED (a fork's). */
+KVP_API int64_t kvp_queue_poll(
+	struct kvp_queue *queue, struct kvp_completion *completions, uint32_t max, uint64_t deadline_ns);
+
 /* ---- Sequences ---- */
 
 enum kvp_hint {
