@@ -35,7 +35,7 @@
  *
  * Threads: every call may run in any number of threads at once, also after fork(); nothing blocks but the wait of
  * kvattn_attend() for its own threads.  No call keeps a pointer.  Calls return 0 or a negative errno and then have
- * written nothing the caller may rely on.  Environment: KVATTN_ISA=scalar|avx2|avx512 caps the instruction set, read
+ * written nothing the caller may rely on.  Environment: KVATTN_ISA=scalar|avx2|avx512|avx512vnni caps the instruction set, read
  * once.
  */
 #ifndef KVATTN_H
@@ -60,7 +60,7 @@ extern "C" {
 /** kvattn_version() - of the library at run time: major << 16 | minor */
 KVATTN_API uint32_t kvattn_version(void);
 
-/** kvattn_isa_name() - "scalar", "avx2" (with FMA and F16C) or "avx512" (F, BW, DQ, VL) it computes with */
+/** kvattn_isa_name() - "scalar", "avx2" (with FMA and F16C), "avx512" (F, BW, DQ, VL) or "avx512vnni" (and VBMI) */
 KVATTN_API const char *kvattn_isa_name(void);
 
 /* ---- Where K and V lie ---- */
@@ -165,7 +165,7 @@ KVATTN_API uint32_t kvattn_type_bytes(uint32_t type);
  * @v:           [n_tokens][n_kv_heads][dim_v]; NULL: V stays as it is
  * @v_stride:    as @k_stride
  *
- * Rounds to nearest even, to infinity beyond the largest value; NaN stays NaN.  I8: the scale is the largest
+ * Rounds to nearest even, to infinity beyond the largest value; NaN stays NaN.  I8: the scale is near the largest
  * magnitude / 127; a row with anything not finite in it comes back as NaN throughout.  FP8: what is finite stays so, up to
  * 448; infinities become NaN.  I4: as I8 for a group, which f16 must hold; K comes in whole tiles: @first_token is a
  * multiple of T, and a last tile that is not full is complete as it is - more rows for it mean putting it again.  Only the bytes of these rows

@@ -95,6 +95,7 @@ struct attn_isa {
 extern const struct attn_isa attn_isa_scalar;
 extern const struct attn_isa attn_isa_avx2;
 extern const struct attn_isa attn_isa_avx512;
+extern const struct attn_isa attn_isa_avx512vnni;
 
 static inline uint32_t attn_row_count(const struct attn_call *call, const struct attn_rows *rows)
 {

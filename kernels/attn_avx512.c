@@ -1,5 +1,5 @@
 /*
- * attn_avx512.c - attention with AVX-512 (F, BW, DQ, VL): sixteen lanes, thirty-two registers
+ * attn_avx512.c - attention with AVX-512 (F, BW, DQ, VL, and VNNI with VBMI): sixteen lanes, thirty-two registers
  *
  * Entered only through dispatch.c, on processors and systems that have all of it.
  */
@@ -14,6 +14,7 @@
 #define KEY_VECS 4 /* TILED: vectors of keys at a time */
 #define VALUE_ROWS 4
 #define VALUE_VECS 4 /* 16 sums, 4 values, a weight */
+#define TILED_BYTES /* see attn_isa_avx512vnni */
 #define VEC TARGET static inline __attribute__((always_inline))
 
 typedef __m512 vec;
@@ -193,6 +194,15 @@ const struct attn_isa attn_isa_avx512 = {
 	.name = "avx512",
 	.scratch_bytes = tmpl_scratch_bytes,
 	.part = isa_part,
+	.store = tmpl_store,
+	.load = tmpl_load,
+};
+
+/* The same with VNNI and VBMI: products of bytes for I8. */
+const struct attn_isa attn_isa_avx512vnni = {
+	.name = "avx512vnni",
+	.scratch_bytes = tmpl_scratch_bytes,
+	.part = isa_part_bytes,
 	.store = tmpl_store,
 	.load = tmpl_load,
 };

@@ -34,6 +34,7 @@ struct tiled {
 	size_t k_bytes, v_bytes; /* of a tile in blocks */
 	size_t fetch_lines; /* I4: lines of the next pass's tile for each sixteen dims of this one */
 	size_t ahead; /* bytes of a stream that are asked for before they are used */
+	bool k_codes, v_codes; /* codes of I8 are multiplied as they are, see attn_bytes.h */
 	struct tile tiles[SPLIT_STEPS];
 	bool sight[SPLIT_STEPS];
 };
@@ -185,6 +186,41 @@ static void lanes_open(const struct tiled *x, const struct tile *tile, const str
 				(const float *)(const void *)(lanes->base[s] + tiled_scale_off(t->type, t->dim,
 										       TILED_TOKENS, t->values));
 	}
+}
+
+/* ---- Queries: KEY_ROWS rows at a time as [dim][row], what is left over row by row ---- */
+
+/* The first of the rows that row @r lies with, and how many they are. */
+static uint32_t query_place(const struct work *w, uint32_t r)
+{
+	return r < w->rows / KEY_ROWS * KEY_ROWS ? r / KEY_ROWS * KEY_ROWS : r;
+}
+
+static uint32_t query_step(const struct work *w, uint32_t r)
+{
+	return r < w->rows / KEY_ROWS * KEY_ROWS ? KEY_ROWS : 1;
+}
+
+static const float *query_row(const struct work *w, uint32_t h, uint32_t r)
+{
+	const struct attn_part *part = w->part;
+	const uint32_t group = part->call->group;
+	const size_t head = (size_t)(part->rows.head0 + h) * group + r % group;
+
+	return part->seq->s->q + (part->rows.q0 + r / group) * part->seq->q_stride + head * part->call->geom.dim_k;
+}
+
+static void queries_turn(const struct work *w)
+{
+	for (uint32_t h = 0; h < w->part->rows.n_heads; h++)
+		for (uint32_t r = 0; r < w->rows; r++) {
+			const float *from = query_row(w, h, r);
+			const uint32_t first = query_place(w, r), step = query_step(w, r);
+			float *to = w->q + ((size_t)h * w->rows + first) * w->k_pad + (r - first);
+
+			for (uint32_t d = 0; d < w->part->call->geom.dim_k; d++)
+				to[(size_t)d * step] = from[d];
+		}
 }
 
 /* ---- Keys ---- */
@@ -614,6 +650,26 @@ TARGET static void turns_wide(const struct tiled *x, const struct lanes *v, uint
 			call##_t8(__VA_ARGS__); \
 	} while (0)
 
+#if defined(TILED_BYTES)
+#include "attn_bytes.h"
+#else
+static void bytes_queries(const struct work *w)
+{
+	(void)w;
+}
+
+static void bytes_scores(
+	const struct tiled *x, uint32_t h, const struct lanes *k, const struct fetch *fetch, bool one_stream)
+{
+	(void)x, (void)h, (void)k, (void)fetch, (void)one_stream;
+}
+
+static void bytes_turns(const struct tiled *x, const struct lanes *v, const struct fetch *fetch, uint32_t h)
+{
+	(void)x, (void)v, (void)fetch, (void)h;
+}
+#endif
+
 /* ---- A step of one head ---- */
 
 /* Many rows: K and V are widened to f32 once for all of them. */
@@ -673,6 +729,8 @@ TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t n
 	lanes_open(x, tile, &x->k, head0 + h, w->k_copy, &k);
 	lanes_open(x, tile, &x->v, head0 + h, w->v_copy, &v);
 	for (uint32_t s = 0; s < STREAMS; s++) {
+		if (v.scale[s]) /* wanted before the values */
+			__builtin_prefetch(v.scale[s]);
 		fetch_k.next[s] = v.base[s];
 		fetch_v.next[s] = stream_next(x, next_step, head0 + next_h, s, k.base[s]);
 	}
@@ -680,7 +738,9 @@ TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t n
 		fetch_set(&fetch_k, x, &k, x->k_bytes);
 		fetch_set(&fetch_v, x, &v, x->v_bytes);
 	}
-	if (w->widen) {
+	if (x->k_codes) {
+		bytes_scores(x, h, &k, w->widen ? NULL : &fetch_k, one_stream);
+	} else if (w->widen) {
 		keys_widen(x, tile, head0 + h, &k, &fetch_k);
 		scores_wide(x, w->q + (size_t)h * w->rows * w->k_pad, &k, one_stream);
 	} else {
@@ -691,6 +751,10 @@ TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t n
 	rows_weigh(w, tile, h, w->seen + (size_t)i * w->part->rows.n_q, true);
 	if (v.scale[0])
 		weights_scale(w, &v);
+	if (x->v_codes) {
+		bytes_turns(x, &v, w->widen ? NULL : &fetch_v, h);
+		return;
+	}
 	for (uint32_t r = 0; r < w->rows; r++)
 		if (w->mask[r] != UINT64_MAX)
 			w->mask[r] = by_turns(w->mask[r]);
@@ -726,34 +790,19 @@ static void group_take(struct tiled *x, uint32_t first)
 	}
 }
 
-/* Queries of KEY_ROWS rows at a time as [dim][row], of what is left over row by row. */
-static void queries_turn(const struct work *w)
-{
-	const struct attn_part *part = w->part;
-	const uint32_t dim_k = part->call->geom.dim_k, group = part->call->group;
-	const uint32_t turned = w->rows / KEY_ROWS * KEY_ROWS;
-
-	for (uint32_t h = 0; h < part->rows.n_heads; h++)
-		for (uint32_t r = 0; r < w->rows; r++) {
-			const size_t head = (size_t)(part->rows.head0 + h) * group + r % group;
-			const float *from =
-				part->seq->s->q + (part->rows.q0 + r / group) * part->seq->q_stride + head * dim_k;
-			const uint32_t first = r < turned ? r / KEY_ROWS * KEY_ROWS : r;
-			const uint32_t step = r < turned ? KEY_ROWS : 1;
-			float *to = w->q + ((size_t)h * w->rows + first) * w->k_pad + (r - first);
-
-			for (uint32_t d = 0; d < dim_k; d++)
-				to[(size_t)d * step] = from[d];
-		}
-}
-
-static void tiled_part(const struct attn_part *part)
+/* @bytes: the processor multiplies codes as they are */
+static void tiled_part(const struct attn_part *part, bool bytes)
 {
 	const struct kvattn_geom *geom = &part->call->geom;
 	struct tiled x = {.k = geom_tensor_k(geom), .v = geom_tensor_v(geom), .ahead = AHEAD_BYTES};
 
+	x.k_codes = bytes && x.k.type == KVATTN_I8;
+	x.v_codes = bytes && x.v.type == KVATTN_I8;
 	work_init(part, &x.w);
-	queries_turn(&x.w);
+	if (x.k_codes)
+		bytes_queries(&x.w);
+	else
+		queries_turn(&x.w);
 	x.k_bytes = attn_round_up(tiled_bytes(x.k.type, x.k.dim, TILED_TOKENS, false), TILED_ALIGN);
 	x.v_bytes = attn_round_up(tiled_bytes(x.v.type, x.v.dim, TILED_TOKENS, true), TILED_ALIGN);
 	x.w.widen = tiled_wide(part->call, x.w.rows);
@@ -770,7 +819,17 @@ static void tiled_part(const struct attn_part *part)
 static void isa_part(const struct attn_part *part)
 {
 	if (part->call->geom.layout == KVATTN_TILED)
-		tiled_part(part);
+		tiled_part(part, false);
 	else
 		tmpl_part(part);
 }
+
+#if defined(TILED_BYTES)
+static void isa_part_bytes(const struct attn_part *part)
+{
+	if (part->call->geom.layout == KVATTN_TILED)
+		tiled_part(part, true);
+	else
+		tmpl_part(part);
+}
+#endif

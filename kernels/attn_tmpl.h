@@ -84,6 +84,10 @@ struct work {
 	uint64_t *seen; /* [n_q]: the keys in sight; TILED: [steps of a split][n_q] */
 	char *k_copy, *v_copy; /* a tile of one head each */
 	float *k_wide, *v_wide; /* TILED: the same as f32 */
+	int8_t *q_digits, *w_digits; /* attn_bytes.h: queries and weights as whole numbers */
+	float *q_step, *w_step; /* of what steps they are, by row */
+	int32_t *q_less; /* [row][digit]: what their sums begin with */
+	int32_t *w_less; /* [row][LANES], a digit's in four of them */
 };
 
 /* ---- Memory ---- */
@@ -119,6 +123,16 @@ static size_t scratch_layout(
 	TAKE(v_copy, char, ATTN_TILE *v_pad * sizeof(float) + scales);
 	TAKE(k_wide, float, tiled_wide(call, rows) ? ATTN_TILE *k_pad : 0);
 	TAKE(v_wide, float, tiled_wide(call, rows) ? ATTN_TILE *v_pad : 0);
+	if (tiled && call->geom.type_k == KVATTN_I8) {
+		TAKE(q_digits, int8_t, rows_all * k_pad * 3);
+		TAKE(q_step, float, rows_all);
+		TAKE(q_less, int32_t, (size_t)rows_all * 3);
+	}
+	if (tiled && call->geom.type_v == KVATTN_I8) {
+		TAKE(w_digits, int8_t, (size_t)rows * ATTN_TILE * 3);
+		TAKE(w_step, float, rows);
+		TAKE(w_less, int32_t, (size_t)rows * LANES);
+	}
 #undef TAKE
 	return at;
 }

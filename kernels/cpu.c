@@ -18,6 +18,7 @@
 #define LEAF1_ECX_NEEDED (1u << 12 | 1u << 27 | 1u << 28 | 1u << 29) /* FMA, OSXSAVE, AVX, F16C */
 #define LEAF7_EBX_AVX2 (1u << 5)
 #define LEAF7_EBX_AVX512 (1u << 16 | 1u << 17 | 1u << 30 | 1u << 31) /* F, DQ, BW, VL */
+#define LEAF7_ECX_VNNI (1u << 1 | 1u << 11) /* VBMI, VNNI */
 #define XCR0_AVX 0x6u /* XMM, YMM */
 #define XCR0_AVX512 0xe6u /* XMM, YMM, mask registers, ZMM 0-15 high halves, ZMM 16-31 */
 
@@ -40,7 +41,7 @@ enum cpu_level cpu_level(void)
 		return CPU_SCALAR;
 	if ((saved & XCR0_AVX512) != XCR0_AVX512 || (b & LEAF7_EBX_AVX512) != LEAF7_EBX_AVX512)
 		return CPU_AVX2;
-	return CPU_AVX512;
+	return (c & LEAF7_ECX_VNNI) == LEAF7_ECX_VNNI ? CPU_AVX512VNNI : CPU_AVX512;
 }
 
 #else

@@ -18,18 +18,22 @@ static _Atomic(const struct attn_isa *) chosen;
 static enum cpu_level level_allowed(enum cpu_level level)
 {
 	const char *name = getenv("KVATTN_ISA");
-	enum cpu_level cap = CPU_AVX512;
+	enum cpu_level cap = CPU_AVX512VNNI;
 
 	if (name && strcmp(name, "scalar") == 0)
 		cap = CPU_SCALAR;
 	else if (name && strcmp(name, "avx2") == 0)
 		cap = CPU_AVX2;
+	else if (name && strcmp(name, "avx512") == 0)
+		cap = CPU_AVX512;
 	return level < cap ? level : cap;
 }
 
 static const struct attn_isa *isa_of(enum cpu_level level)
 {
 #if defined(__x86_64__)
+	if (level == CPU_AVX512VNNI)
+		return &attn_isa_avx512vnni;
 	if (level == CPU_AVX512)
 		return &attn_isa_avx512;
 	if (level == CPU_AVX2)

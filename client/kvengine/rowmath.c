@@ -122,7 +122,7 @@ static enum row_isa isa_auto(void)
 {
 	const char *name = kvattn_isa_name();
 
-	if (strcmp(name, "avx512") == 0 && isa_runs(ROW_ISA_AVX512))
+	if (strncmp(name, "avx512", 6) == 0 && isa_runs(ROW_ISA_AVX512))
 		return ROW_ISA_AVX512;
 	if (strcmp(name, "scalar") != 0 && isa_runs(ROW_ISA_AVX2))
 		return ROW_ISA_AVX2;

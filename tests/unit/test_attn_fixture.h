@@ -180,7 +180,7 @@ static inline void noise_gauss(uint64_t *seed, float *x, size_t n)
  * passed. */
 static inline int levels_run(char **argv)
 {
-	static const char *const levels[] = {"scalar", "avx2", "avx512"};
+	static const char *const levels[] = {"scalar", "avx2", "avx512", "avx512vnni"};
 	int failed = 0;
 
 	if (getenv("KVATTN_ISA")) {

@@ -772,6 +772,42 @@ static void int8_rows_without_a_scale_are_zero_or_nan(void **state)
 	kv_close(&kv);
 }
 
+/* value = scale * code, whatever the signs: a block need not be of kvattn_put()'s making. */
+static void int8_scales_may_be_negative(void **state)
+{
+	enum { DIM = 16, N = 16, K_BYTES = DIM * N + N * sizeof(float) };
+	const struct kvattn_shape shape = {1, 1, DIM, DIM, KVATTN_I8, KVATTN_I8, N};
+	float k[N * DIM], v[N * DIM], q[DIM], want[DIM], out[DIM];
+	struct kvattn_opts opts;
+	struct kvattn_seq seq;
+	uint64_t seed = 5;
+	struct kv kv;
+
+	(void)state;
+	noise_fill(&seed, k, N * DIM, 1);
+	noise_fill(&seed, v, N * DIM, 1);
+	noise_fill(&seed, q, DIM, 4);
+	kvattn_opts_init(&opts, 1);
+	kv_open(&kv, &shape, ORDER_TILED, N);
+	kv_fill(&kv, k, v);
+	seq = kv_seq(&kv, q, 1, want);
+	assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
+	for (int tensor = 0; tensor < 2; tensor++) {
+		int8_t *codes = (int8_t *)kv_block(&kv, 0) + tensor * K_BYTES;
+		float *scales = (float *)(void *)(codes + DIM * N);
+
+		for (int i = 0; i < DIM * N; i++)
+			codes[i] = (int8_t)-codes[i];
+		for (int i = 0; i < N; i++)
+			scales[i] = -scales[i];
+	}
+	seq.out = out;
+	assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
+	for (int d = 0; d < DIM; d++)
+		assert_true(fabsf(out[d] - want[d]) <= TOLERANCE);
+	kv_close(&kv);
+}
+
 static void rising_and_falling_maxima_give_the_same(void **state)
 {
 	float k[200], v[200];
@@ -899,6 +935,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(sums_do_not_overflow_the_stored_type),
 		cmocka_unit_test(every_int8_code_is_its_multiple_of_the_scale),
 		cmocka_unit_test(int8_rows_without_a_scale_are_zero_or_nan),
+		cmocka_unit_test(int8_scales_may_be_negative),
 		cmocka_unit_test(rising_and_falling_maxima_give_the_same),
 		cmocka_unit_test(parts_merge_by_their_log_sums),
 		cmocka_unit_test(weights_sum_to_one),
