@@ -86,6 +86,8 @@ static const struct option_row options[] = {
 		"holds of a stopped client may be revoked after so long; 0: never"},
 	{"grant-limit", OPTION_NUMBER, AT(grant_limit_ms), 1000, 86400000, "MS",
 		"a grant not published by then is withdrawn"},
+	{"read-ahead", OPTION_NUMBER, AT(read_ahead), 0, 1024, "N",
+		"cold blocks read along a chain that is being read, into free room only (default 16)"},
 	{"free-percent", OPTION_NUMBER, AT(free_percent), 0, 50, "N",
 		"free blocks kept ready ahead of need (default 3)"},
 };
@@ -111,6 +113,7 @@ void config_defaults(struct config *config)
 	config->hold_limit_ms = 0;
 	config->grant_limit_ms = 600000;
 	config->free_percent = 3;
+	config->read_ahead = 16;
 	config->spill_scrub = 8ull * MIB;
 }
 

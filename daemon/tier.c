@@ -35,6 +35,7 @@
 #define MOVE_MAX (16ull << 20) /* bytes copied in one call to empty a slab */
 #define SLOW_NS 2000000000ull /* a store that ends nothing, or lets a request wait, for so long is not waited for */
 #define EMPTYING_NS 1000000000ull
+#define READ_AHEAD_LOOKS 1100 /* entries looked at to find what to read ahead */
 #define DROP_MAX 4096 /* blocks forgotten in one turn */
 #define JOBS_MAX 256 /* requests of one peer that wait */
 #define STEAL_NS 100000000ull /* how often a namespace looks at the memory of the others */
@@ -69,6 +70,7 @@ struct job {
 	uint64_t id;
 	struct loop_timer timer;
 	uint32_t n, n_left, node;
+	uint32_t first; /* RESTORE: with this one it is answered; UINT32_MAX: when all are there */
 	struct waiter *waiters; /* RESTORE */
 	struct kvp_wire_found *found; /* RESTORE */
 	struct kvp_wire_item *items; /* PUBLISH */
@@ -820,7 +822,7 @@ static void tier_entry_answer(struct entry *e, struct kvp_wire_found found)
 		e->waiters = waiter->next;
 		waiter->entry = NULL;
 		job->found[waiter->index] = found;
-		if (--job->n_left == 0)
+		if (--job->n_left == 0 || waiter->index == job->first)
 			job_answer_restore(job);
 	}
 }
@@ -854,11 +856,17 @@ static void tier_read_ended(struct tier *tier, uint64_t bytes, bool good)
 }
 
 /* Would reading @bytes behind those under way take longer than computing @tokens? */
-static bool tier_costs_more(struct tier *tier, uint64_t bytes, uint64_t tokens, uint64_t cost_ns_per_token)
+static bool tier_costs_more(struct ns *ns, uint64_t bytes, uint64_t tokens, uint64_t cost_ns_per_token)
 {
-	if (!cost_ns_per_token || !bytes ||
-		(double)(tier->reading_bytes + bytes) * tier->read_ns_per_byte <=
-			(double)tokens * (double)cost_ns_per_token)
+	struct tier *tier = ns->d->tier;
+	double read_ns = (double)(tier->reading_bytes + bytes) * tier->read_ns_per_byte;
+	double compute_ns = (double)tokens * (double)cost_ns_per_token;
+
+	if (!bytes)
+		return false;
+	gauge_set(&ns->row->counters.restore_us, (uint64_t)(read_ns / 1000));
+	gauge_set(&ns->row->counters.recompute_us, (uint64_t)(compute_ns / 1000));
+	if (!cost_ns_per_token || read_ns <= compute_ns)
 		return false;
 	tier->read_ns_per_byte *=
 		1 - 1. / 64; /* what is not tried is not measured: believe it a little less each time */
@@ -933,14 +941,18 @@ static void tier_start_reads(struct ns *ns)
 	}
 }
 
+static void tier_read_begins(struct tier *tier, uint64_t bytes)
+{
+	if (!tier->reading_bytes)
+		tier->read_event_ns = loop_now();
+	tier->reading_bytes += bytes;
+}
+
 static void tier_queue_read(struct entry *e)
 {
 	struct ns *ns = e->ns;
-	struct tier *tier = ns->d->tier;
 
-	if (!tier->reading_bytes)
-		tier->read_event_ns = loop_now();
-	tier->reading_bytes += ns->head->block_bytes;
+	tier_read_begins(ns->d->tier, ns->head->block_bytes);
 	e->io = ENTRY_QUEUED;
 	e->queue_next = NULL;
 	if (ns->restore_tail)
@@ -996,8 +1008,6 @@ static struct kvp_wire_found tier_find(struct ns *ns, const struct kvp_key *key,
 	} else {
 		found.state = KVP_HIT_SPILL;
 	}
-	if (found.state == KVP_MISS)
-		tier_count_miss(ns, found.reason);
 	return found;
 }
 
@@ -1006,6 +1016,8 @@ void tier_lookup(struct ns *ns, const struct kvp_key *key, bool touch, struct kv
 	struct entry *e;
 
 	*found = tier_find(ns, key, &e);
+	if (found->state == KVP_MISS)
+		tier_count_miss(ns, found->reason);
 	if (touch && e && found->state != KVP_MISS) {
 		e->stamp = daemon_tick(ns->d);
 		policy_touch(e->ns, e);
@@ -1024,12 +1036,58 @@ static void tier_price(struct member *member, const struct kvp_key *keys, uint32
 		bytes += e ? ns->head->block_bytes : 0;
 		tokens += e ? e->used_tokens : 0;
 	}
-	if (!tier_costs_more(ns->d->tier, bytes, tokens, member->cost_ns_per_token))
+	if (!tier_costs_more(ns, bytes, tokens, member->cost_ns_per_token))
 		return;
 	for (uint32_t i = 0; i < n; i++)
-		if (found[i].state == KVP_HIT_SPILL) {
+		if (found[i].state == KVP_HIT_SPILL)
 			found[i] = (struct kvp_wire_found){.state = KVP_MISS, .reason = KVP_MISS_COST};
-			tier_count_miss(ns, KVP_MISS_COST);
+}
+
+/* ---- reading ahead ---- */
+
+/* Start reading a block nobody has asked for: into a slot that is free, and of those kept ready no more than half. */
+static bool tier_read_ahead_one(struct entry *e)
+{
+	struct ns *ns = e->ns;
+	struct tier *tier = ns->d->tier;
+	struct spill_record record = entry_record(e);
+
+	if (ns->waits || ns->restore_head)
+		return false; /* those who ask come first */
+	if (ns->n_free <= ns->n_slots * ns->d->config.free_percent / 200 &&
+		(!ns_add_slab(ns, TOPOLOGY_ANY, false) || !ns->n_free))
+		return false;
+	e->fill = block_begin_fill(ns, e);
+	if (e->fill == NO_SLOT)
+		return false;
+	if (spill_read(tier->spill, e->cold, &record, ns_slot_data(ns, e->fill), tier_read_done, e) < 0) {
+		block_drop_fill(ns, e->fill);
+		return false;
+	}
+	e->io = ENTRY_READING;
+	tier_read_begins(tier, ns->head->block_bytes);
+	gauge_add(&ns->row->counters.read_ahead, 1);
+	return true;
+}
+
+/* What hangs below the last block of a run that is being read, level by level, is likely to be asked for next. */
+static void tier_read_ahead(struct ns *ns, struct entry *last)
+{
+	struct entry *front[READ_AHEAD_LOOKS];
+	uint32_t n = 1, n_read = 0;
+
+	if (!last || !ns->d->tier->spill)
+		return;
+	front[0] = last;
+	for (uint32_t i = 0; i < n; i++)
+		for (struct entry *e = front[i]->first_child; e && n < READ_AHEAD_LOOKS; e = e->next_sibling) {
+			if (e->ns != ns)
+				continue; /* of a namespace that builds upon this one */
+			front[n++] = e;
+			if (e->slot != NO_SLOT || !e->cold || e->io != ENTRY_IDLE || e->doomed)
+				continue;
+			if (n_read++ == ns->d->config.read_ahead || !tier_read_ahead_one(e))
+				return;
 		}
 }
 
@@ -1037,7 +1095,8 @@ void tier_restore(struct member *member, struct peer *peer, uint64_t msg_id, con
 	uint32_t flags, uint64_t deadline_ns)
 {
 	struct ns *ns = member->ns;
-	bool prefetch = flags & KVP_WIRE_PREFETCH;
+	bool prefetch = flags & KVP_WIRE_PREFETCH, first = flags & KVP_WIRE_FIRST;
+	uint32_t last = UINT32_MAX; /* of those that are known */
 	struct job *job;
 
 	if (!job_allowed(peer, KVP_MSG_RESTORE, msg_id))
@@ -1055,17 +1114,23 @@ void tier_restore(struct member *member, struct peer *peer, uint64_t msg_id, con
 	}
 	job->n = n;
 	job->n_left = 1; /* not before all are looked at */
+	job->first = UINT32_MAX;
 	for (uint32_t i = 0; i < n; i++) {
 		struct entry *e;
 
 		job->found[i] = tier_find(ns, &keys[i], &e);
 	}
 	tier_price(member, keys, n, job->found);
+	/* who asks for a run in pieces asks for the rest again: there it is counted */
+	for (uint32_t i = 0; i < n && !prefetch && (!first || job->found[0].state == KVP_MISS); i++)
+		if (job->found[i].state == KVP_MISS)
+			tier_count_miss(ns, job->found[i].reason);
 	for (uint32_t i = 0; i < n; i++) {
 		struct entry *e = job->found[i].state == KVP_MISS ? NULL : ns_entry_above(ns, &keys[i]);
 
 		if (!e)
 			continue;
+		last = i;
 		block_hold(e); /* until the caller has pinned it, or its chain is complete */
 		if (job->found[i].state == KVP_HIT_RAM)
 			continue;
@@ -1083,7 +1148,10 @@ void tier_restore(struct member *member, struct peer *peer, uint64_t msg_id, con
 	tier_start_reads(ns);
 	if (ns->base)
 		tier_start_reads(ns->base);
-	if (--job->n_left == 0 || prefetch)
+	tier_read_ahead(ns, last < n ? ns_entry(ns, &keys[last]) : NULL);
+	if (first) /* from here on: until then an answer would have ended the job under our hands */
+		job->first = 0;
+	if (--job->n_left == 0 || prefetch || (first && n && job->found[0].state != KVP_PENDING))
 		job_answer_restore(job);
 }
 
@@ -1688,6 +1756,9 @@ void tier_stats(struct daemon *d)
 	gauge_set(&c->spill_budget_bytes, d->config.spill_write_budget);
 	gauge_set(&c->spill_last_errno, (uint64_t)s.last_errno);
 	gauge_set(&c->spill_in_flight, s.in_flight);
+	gauge_set(&c->spill_read_queue, d->tier->reading_bytes);
+	gauge_set(
+		&c->spill_read_speed, d->tier->read_ns_per_byte > 0 ? (uint64_t)(1e9 / d->tier->read_ns_per_byte) : 0);
 	snprintf(d->pool.stats->spill_message, sizeof(d->pool.stats->spill_message), "%s", s.message);
 	if ((s.state == SPILL_DOWN) != d->tier->was_down) {
 		d->tier->was_down = s.state == SPILL_DOWN;

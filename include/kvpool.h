@@ -367,11 +367,17 @@ struct kvp_view {
 	const void *data; /* block_bytes, 4096-byte aligned, mapped read-only; unchanged until released */
 	uint64_t used_bytes;
 	uint32_t used_tokens;
-	uint32_t layers_ready; /* the first n layers are there; all in this version */
+	uint32_t
+		layers_ready; /* the first n layers are there; all in this version: a block read back is usable when its
+				  checksum has been compared, and that is of all its bytes */
 	uint32_t hit; /* enum kvp_hit: where it was found */
 	uint32_t reason; /* enum kvp_miss_reason when hit == KVP_MISS */
 	struct kvp_ns *ns;
 	uint64_t opaque[4];
+};
+
+enum kvp_acquire_flags {
+	KVP_ACQUIRE_SOME = 1, /* do not wait for more than the first: what is usable then is given */
 };
 
 /**
@@ -380,6 +386,8 @@ struct kvp_view {
  * Starts reads of spilled blocks and waits for them to the deadline (0: only what is in DRAM, no round trip).
  * A view stays valid and unchanged until released, whatever eviction or the daemon's death does; the one exception is a
  * process stopped past the hold limit, and kvp_release() tells.
+ * With KVP_ACQUIRE_SOME blocks are given as they arrive, so that the caller works on them while the others are read: ask
+ * again for the rest (those PENDING) until all are there or the answer is 0, which is the end: a miss, or the deadline.
  * Return: usable leading blocks; -KVP_EINVAL.
  */
 KVP_API int64_t kvp_acquire(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint32_t flags,

@@ -143,7 +143,10 @@ struct kvp_wire_batch {
 	uint32_t flags; /* LOOKUP: KVP_WIRE_TOUCH */
 };
 #define KVP_WIRE_TOUCH 1u /* counts as a use */
-#define KVP_WIRE_PREFETCH 2u /* RESTORE: answer at once, go on reading */
+#define KVP_WIRE_PREFETCH 2u /* RESTORE: answer at once, go on reading; no miss is counted */
+#define KVP_WIRE_FIRST \
+	4u /* RESTORE: answer as soon as the first key is there or is not coming, go on reading the others; misses
+			     are counted when the first key is one */
 
 struct kvp_wire_item {
 	uint64_t slot; /* of the grant, or of the staging object with KVP_ITEM_STAGED */
@@ -167,7 +170,7 @@ struct kvp_wire_result {
 struct kvp_wire_restore {
 	uint64_t ns_id;
 	uint32_t n;
-	uint32_t flags; /* KVP_WIRE_PREFETCH */
+	uint32_t flags; /* KVP_WIRE_PREFETCH, KVP_WIRE_FIRST */
 	uint64_t deadline_ns;
 };
 

@@ -388,6 +388,7 @@ struct acquire {
 	uint32_t n;
 	uint32_t at; /* usable so far */
 	uint32_t asked_to; /* keys before this came by RESTORE */
+	bool some; /* KVP_ACQUIRE_SOME */
 	uint64_t deadline_ns;
 	uint64_t tokens[2], hits[2]; /* ram, spill */
 	uint32_t reason; /* of the first miss, as far as is known here */
@@ -450,15 +451,21 @@ static uint32_t restore_most(const struct ns_map *map)
 	return n < 4 ? 4 : n > KVP_WIRE_BATCH_MAX ? KVP_WIRE_BATCH_MAX : (uint32_t)n;
 }
 
+static uint32_t acquire_piece(const struct acquire *a)
+{
+	uint32_t most = restore_most(a->map), n = a->n - a->at;
+
+	return n < most ? n : most;
+}
+
 /* Bring the next keys back, or learn why not. Return: false: no use going on. */
 static bool acquire_restore(struct acquire *a)
 {
-	uint32_t most = restore_most(a->map), n = a->n - a->at;
+	uint32_t n = acquire_piece(a);
 	struct request *request;
 	bool more = false;
 
-	n = n < most ? n : most;
-	request = restore_request(a->map, a->keys + a->at, n, 0, a->deadline_ns);
+	request = restore_request(a->map, a->keys + a->at, n, a->some ? KVP_WIRE_FIRST : 0, a->deadline_ns);
 	if (request && request_call(&request, a->deadline_ns + RESTORE_SLACK_MS * MS) == 0) {
 		for (uint32_t i = 0; i < n && (i + 1) * sizeof(struct kvp_wire_found) <= request->body_bytes; i++) {
 			struct kvp_view *view = &a->views[a->at + i];
@@ -480,7 +487,7 @@ static bool acquire_restore(struct acquire *a)
 	return more;
 }
 
-static void acquire_count(const struct acquire *a)
+static void acquire_count(const struct acquire *a, uint32_t n_missed)
 {
 	struct part *part = part_get(a->ns->client);
 
@@ -494,8 +501,8 @@ static void acquire_count(const struct acquire *a)
 		part_add_ns(part, a->map, COUNT_HITS_SPILL, a->hits[1]);
 		part_add_ns(part, a->map, COUNT_TOKENS_SPILL, a->tokens[1]);
 	}
-	if (a->at < a->n)
-		part_add_ns(part, a->map, COUNT_MISSES, a->n - a->at);
+	if (n_missed)
+		part_add_ns(part, a->map, COUNT_MISSES, n_missed);
 	if (a->map)
 		count_flush_soon(a->map->session);
 }
@@ -515,20 +522,34 @@ static void acquire_rest(struct acquire *a, uint32_t reason)
 	}
 }
 
+/* Some are usable: the reads of the others begin, or go on, while the caller works on these. */
+static int64_t acquire_some(struct acquire *a)
+{
+	if (!a->asked_to)
+		restore_tell(a->map, a->keys + a->at, acquire_piece(a));
+	for (uint32_t i = a->at; i < a->n; i++)
+		if (i >= a->asked_to || a->views[i].hit == KVP_HIT_RAM)
+			view_miss(&a->views[i], a->ns, KVP_PENDING, 0);
+	acquire_count(a, 0);
+	return a->at;
+}
+
 static __attribute__((noinline)) int64_t acquire_many(struct acquire *a)
 {
 	if (!a->map) {
 		acquire_rest(a, KVP_MISS_DETACHED);
-		acquire_count(a);
+		acquire_count(a, a->n - a->at);
 		return 0;
 	}
 	if (!atomic_load_explicit(&a->map->used, memory_order_relaxed))
 		atomic_store_explicit(&a->map->used, true, memory_order_relaxed);
 	acquire_run(a);
 	if (a->at == a->n) {
-		acquire_count(a);
+		acquire_count(a, a->n - a->at);
 		return a->n;
 	}
+	if (a->some && a->at && a->deadline_ns)
+		return acquire_some(a);
 	if (!a->deadline_ns)
 		lookup_tell(a->map, a->keys + a->at, a->n - a->at);
 	for (uint32_t round = 0; a->deadline_ns && a->at < a->n && round < a->n + 4; round++) {
@@ -537,6 +558,8 @@ static __attribute__((noinline)) int64_t acquire_many(struct acquire *a)
 		if (!acquire_restore(a))
 			break;
 		acquire_run(a);
+		if (a->some && a->at && a->at < a->n)
+			return acquire_some(a);
 		if (a->at < a->asked_to && a->views[a->at].hit == KVP_MISS)
 			break; /* asked again it would count as another miss */
 		if (a->at == before && now_ns() >= a->deadline_ns)
@@ -548,7 +571,7 @@ static __attribute__((noinline)) int64_t acquire_many(struct acquire *a)
 		lookup_tell(a->map, a->keys + from, a->n - from);
 	}
 	acquire_rest(a, kvp_state(a->ns->client, NULL) == KVP_ATTACHED ? a->reason : KVP_MISS_DETACHED);
-	acquire_count(a);
+	acquire_count(a, a->n - a->at);
 	return a->at;
 }
 
@@ -583,14 +606,15 @@ static __attribute__((noinline)) int64_t acquire_checked(struct kvp_ns *ns, cons
 		return r;
 	if (n && (!keys || !views))
 		return fail(-KVP_EINVAL, "keys and views: a null pointer");
-	if (flags)
-		return fail(-KVP_EINVAL, "flags: %#x, none are known", flags);
+	if (flags & ~(uint32_t)KVP_ACQUIRE_SOME)
+		return fail(-KVP_EINVAL, "flags: %#x, only KVP_ACQUIRE_SOME is known", flags);
 	return acquire_many(&(struct acquire){.ns = ns,
 		.map = atomic_load_explicit(&ns->map, memory_order_acquire),
 		.keys = keys,
 		.views = views,
 		.n = n,
-		.deadline_ns = deadline_ns});
+		.deadline_ns = deadline_ns,
+		.some = flags & KVP_ACQUIRE_SOME});
 }
 
 int64_t kvp_acquire(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint32_t flags, uint64_t deadline_ns,

@@ -580,6 +580,7 @@ uint64_t rows_copy(const struct kvp_ns *ns, void *to, const void *from, uint32_t
 void lookup_tell(struct ns_map *map, const struct kvp_key *keys, uint32_t n);
 struct request *restore_request(
 	struct ns_map *map, const struct kvp_key *keys, uint32_t n, uint32_t flags, uint64_t deadline_ns);
+void restore_tell(struct ns_map *map, const struct kvp_key *keys, uint32_t n);
 
 /* ---- private.c ---- */
 

@@ -50,6 +50,15 @@ struct request *restore_request(
 	return request;
 }
 
+/* The daemon reads them while nobody waits for its answer. */
+void restore_tell(struct ns_map *map, const struct kvp_key *keys, uint32_t n)
+{
+	struct kvp_wire_restore head = {
+		.ns_id = map->ns_id, .n = n, .flags = KVP_WIRE_PREFETCH, .deadline_ns = after_ms(ANSWER_MS)};
+
+	client_tell(map->session, KVP_MSG_RESTORE, &head, sizeof(head), keys, n * sizeof(*keys));
+}
+
 static bool client_is_mute(struct kvp_client *client)
 {
 	bool mute;

@@ -102,6 +102,15 @@ static void put_many(struct kvp_ns *ns, uint64_t first, unsigned n)
 		assert_int_equal(put(ns, first + i, NULL), KVP_PUB_STORED);
 }
 
+static const struct kvp_ns_row *ns_row(const struct fixture *f)
+{
+	const struct kvp_ns_row *rows = (const void *)((const char *)f->host.stats + f->host.stats->ns_off);
+
+	while (strcmp(rows->name, "t"))
+		rows++;
+	return rows;
+}
+
 static void spilled_blocks_come_back_by_the_deadline(void **state)
 {
 	struct fixture *f = *state;
@@ -181,6 +190,132 @@ static void a_prefetched_block_is_a_hit(void **state)
 	for (unsigned i = 0; i < 10; i++)
 		assert_true(wire_right(views[i].data, BLOCK, i));
 	assert_int_equal(kvp_release(views, 10), 0);
+}
+
+static void what_has_come_back_is_given_while_the_rest_is_waited_for(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_counts counts = {.size = sizeof(counts)};
+	struct kvp_key keys[10];
+	struct kvp_view views[10], held[64];
+	unsigned n_held = 0;
+	uint64_t deadline;
+	int64_t got, more;
+
+	for (unsigned i = 0; i < 10; i++)
+		keys[i] = wire_key(i);
+	put_many(f->ns, 0, 10);
+	put_many(f->ns, 1000, 150);
+	for (unsigned i = 0; i < 150 && n_held < 60; i++) { /* room for four */
+		struct kvp_key key = wire_key(1149 - i);
+
+		n_held += (unsigned)kvp_acquire(f->ns, &key, 1, 0, 0, &held[n_held]);
+	}
+	assert_int_equal(n_held, 60);
+	deadline = kvp_deadline_ms(30000);
+	got = kvp_acquire(f->ns, keys, 10, KVP_ACQUIRE_SOME, deadline, views);
+	assert_in_range(got, 1, 4);
+	assert_true(wire_now() < deadline); /* the other six cannot come */
+	for (int64_t i = got; i < 10; i++)
+		assert_int_equal(views[i].hit, KVP_PENDING);
+	kvp_release(held, n_held);
+	for (; got < 10; got += more) {
+		more = kvp_acquire(f->ns, keys + got, (uint32_t)(10 - got), KVP_ACQUIRE_SOME, deadline, views + got);
+		assert_true(more > 0);
+	}
+	for (unsigned i = 0; i < 10; i++)
+		assert_true(wire_right(views[i].data, BLOCK, i));
+	assert_int_equal(kvp_release(views, 10), 0);
+	assert_int_equal(kvp_counts(f->client, &counts), 0);
+	assert_int_equal(counts.hits_spill + counts.hits_ram, 10 + 60);
+}
+
+static void of_a_run_in_pieces_each_miss_is_counted_once(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_counts counts = {.size = sizeof(counts)};
+	struct kvp_key keys[10];
+	struct kvp_view views[10];
+	int64_t got = 0, more;
+
+	for (unsigned i = 0; i < 10; i++)
+		keys[i] = wire_key(i < 6 ? i : 5000 + i); /* the last four were never there */
+	put_many(f->ns, 0, 6);
+	put_many(f->ns, 1000, 150);
+	while ((more = kvp_acquire(f->ns, keys + got, (uint32_t)(10 - got), KVP_ACQUIRE_SOME, kvp_deadline_ms(10000),
+			views + got)) > 0)
+		got += more;
+	assert_int_equal(got, 6);
+	assert_int_equal(views[6].hit, KVP_MISS);
+	assert_int_equal(kvp_release(views, 6), 0);
+	assert_int_equal(kvp_counts(f->client, &counts), 0);
+	assert_int_equal(counts.misses, 4);
+	assert_int_equal(kvp_ping(f->client, kvp_deadline_ms(5000)), 0); /* what it was told before has been counted */
+	assert_int_equal(atomic_load(&ns_row(f)->counters.miss_never), 4);
+}
+
+/* All that may go. */
+static void evict_all(struct fixture *f)
+{
+	struct kvp_wire_admin admin = {.deadline_ns = wire_now() + 10000000000ull, .n = UINT64_MAX};
+	struct kvp_wire_admin_done done;
+	char path[sizeof(f->host.socket) + 8];
+	struct wire w;
+
+	snprintf(path, sizeof(path), "%s.admin", f->host.socket);
+	assert_int_equal(wire_connect(&w, path), 0);
+	assert_int_equal(wire_call(&w, KVP_MSG_EVICT, &admin, sizeof(admin), &done, sizeof(done)), (int)sizeof(done));
+	wire_close(&w);
+}
+
+static void given_a_cold_chain(struct fixture *f, struct kvp_key *keys, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++) {
+		keys[i] = wire_key(i);
+		assert_int_equal(put(f->ns, i, i ? &keys[i - 1] : NULL), KVP_PUB_STORED);
+	}
+}
+
+static bool eighteen_were_read(void *arg)
+{
+	return atomic_load(&ns_row(arg)->counters.restored) >= 18;
+}
+
+static void a_chain_is_read_ahead_into_free_room(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_key keys[30];
+	struct kvp_view views[30];
+
+	given_a_cold_chain(f, keys, 30);
+	wire_sleep_ms(1100); /* what was published a moment ago is held */
+	evict_all(f);
+	assert_int_equal(atomic_load(&ns_row(f)->counters.cold), 30);
+	assert_int_equal(kvp_acquire(f->ns, keys, 2, 0, kvp_deadline_ms(10000), views), 2);
+	assert_true(wire_until(eighteen_were_read, f, 10000));
+	assert_int_equal(atomic_load(&ns_row(f)->counters.read_ahead), 16);
+	assert_int_equal(kvp_acquire(f->ns, keys + 2, 16, 0, 0, views + 2), 16); /* no read, no wait */
+	assert_int_equal(kvp_acquire(f->ns, keys + 18, 12, 0, kvp_deadline_ms(10000), views + 18), 12);
+	for (unsigned i = 0; i < 30; i++)
+		assert_true(wire_right(views[i].data, BLOCK, i));
+	assert_int_equal(atomic_load(&ns_row(f)->counters.restored), 30); /* each once */
+	assert_int_equal(kvp_release(views, 30), 0);
+}
+
+static void nothing_goes_for_what_is_read_ahead(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_key keys[30];
+	struct kvp_view view;
+	uint64_t evicted;
+
+	given_a_cold_chain(f, keys, 30);
+	put_many(f->ns, 1000, 150);
+	evicted = atomic_load(&ns_row(f)->counters.evicted);
+	assert_int_equal(kvp_acquire(f->ns, keys, 1, 0, kvp_deadline_ms(10000), &view), 1);
+	assert_int_equal(atomic_load(&ns_row(f)->counters.read_ahead), 0); /* the pool is full */
+	assert_in_range(atomic_load(&ns_row(f)->counters.evicted), evicted, evicted + 1);
+	assert_int_equal(kvp_release(&view, 1), 0);
 }
 
 static void more_than_the_pool_holds_is_no_error(void **state)
@@ -339,6 +474,10 @@ int main(void)
 		TEST(spilled_blocks_come_back_by_the_deadline),
 		TEST(what_another_has_brought_back_is_found_in_dram),
 		TEST(a_prefetched_block_is_a_hit),
+		TEST(what_has_come_back_is_given_while_the_rest_is_waited_for),
+		TEST(of_a_run_in_pieces_each_miss_is_counted_once),
+		TEST(a_chain_is_read_ahead_into_free_room),
+		TEST(nothing_goes_for_what_is_read_ahead),
 		TEST(more_than_the_pool_holds_is_no_error),
 		TEST(several_parts_have_what_all_of_them_have),
 		TEST(misses_are_counted_by_their_reason),

@@ -271,6 +271,8 @@ static void a_run_that_would_load_slower_than_it_is_computed_is_a_miss(void **st
 	assert_int_equal(comes_back(&ns, 50, &reason), 0);
 	assert_int_equal(reason, KVP_MISS_COST);
 	assert_int_equal(COUNTER(f, miss_cost), 1);
+	assert_int_equal(COUNTER(f, recompute_us), 0); /* 16 ns */
+	assert_true(COUNTER(f, restore_us) > 0);
 	assert_int_equal(comes_back(&f->ns, 50, NULL), 1); /* who did not say what it costs gets it */
 	wire_leave(&ns);
 	wire_close(&fast);
