@@ -22,7 +22,9 @@ SYSCONFDIR ?= /etc
 
 BUILD_PACKAGES := gcc make pkg-config libc6-dev liburing-dev uuid-dev libhwloc-dev libsodium-dev libxxhash-dev \
 	libjansson-dev libsystemd-dev uthash-dev libopenblas-pthread-dev python3
-CHECK_PACKAGES := procps g++ binutils libcmocka-dev clang-format groff-base spin systemd
+CHECK_PACKAGES := procps g++ binutils libcmocka-dev clang-format groff-base spin systemd python3-pytest \
+	python3-hypothesis python3-numpy
+WHEEL_PACKAGES := python3-pip python3-setuptools python3-wheel
 PEER_PACKAGES := liblmdb-dev libhiredis-dev memcached redis-server
 FUZZ_PACKAGES := clang
 
@@ -290,6 +292,19 @@ check-engines: ## (later work) connectors for other engines
 	@echo "check-engines: not there yet: connectors for other engines are later work"; exit 1
 chaos: ## (later work) faults of every kind at once for DURATION seconds
 	@echo "chaos: not there yet: faults of every kind at once for DURATION seconds are later work"; exit 1
+
+# The C libraries inside, libsodium in them, so that an engine's host needs nothing but Python.
+WHEEL := $(BUILD)/wheel
+.PHONY: wheel
+wheel: deps-build ## the Python package with the C libraries inside: $(BUILD)/wheel/kvpool-*.whl
+	$(call install_missing,$(WHEEL_PACKAGES))
+	$(sub) all
+	@rm -rf $(WHEEL) && mkdir -p $(WHEEL) && cp -r client/python $(WHEEL)/src && mkdir -p $(WHEEL)/src/kvpool/lib
+	@$(CC) -Wl,-z,nodelete -shared -pthread -Wl,-soname,libkvpool.so.$(SOVERSION) -Wl,--exclude-libs,ALL \
+		$(POOL_OBJ) -l:libsodium.a -o $(WHEEL)/src/kvpool/lib/libkvpool.so.$(SOVERSION)
+	@cp $(BUILD)/libkvattn.so.$(SOVERSION) $(WHEEL)/src/kvpool/lib/
+	@/usr/bin/python3 -m pip wheel -q --no-deps --no-build-isolation --no-index -w $(WHEEL) $(WHEEL)/src
+	@rm -rf $(WHEEL)/src && echo "wheel: ok $$(ls $(WHEEL)/*.whl)"
 
 # ---- install ----
 

@@ -1,0 +1,634 @@
+"""Clients, namespaces, views, blocks and queues over the C library.
+
+Lifetime.  Each C handle is closed by the last Python object that needs it: a view keeps its pin, its namespace and its
+client open, and the buffers taken from it keep the view's pin.  So ``close()`` and ``release()`` only let go; nothing is
+ever unmapped under an array that is still in use.
+
+Threads.  A client and its namespaces may be used from any thread; waits let other Python threads run.  After a fork
+(multiprocessing) the child's objects are dead: calls raise ``Error`` with ``errno.ENOTCONN``, and its exit lets go of nothing that is
+the parent's.
+"""
+from __future__ import annotations
+
+import ctypes as c
+import enum
+import errno
+import os
+import sys
+import threading
+import time
+from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from . import _lib
+from ._buffer import Memory, token_memory
+
+_pool = _lib.pool
+Key = bytes  # 16 bytes; Namespace.key() and Namespace.hash_chain() make them
+_KEY_BYTES = 16
+
+
+class Error(OSError):
+    """A call was refused; ``errno`` says how, the text names object, cause and way out.  A miss is never an error."""
+
+
+class State(enum.IntEnum):
+    ATTACHED = 1
+    DETACHED = 2
+    INCOMPATIBLE = 3
+    REFUSED = 4
+
+
+class Layout(enum.IntEnum):
+    HND = 1
+    NHD = 2
+    TILED = 3
+    OPAQUE = 4
+
+
+class Type(enum.IntEnum):
+    F32 = 1
+    F16 = 2
+    BF16 = 3
+    I8 = 4
+    I4 = 5
+    FP8 = 6
+
+
+class Hit(enum.IntEnum):
+    MISS = 0
+    RAM = 1
+    SPILL = 2
+    PENDING = 3
+
+
+class MissReason(enum.IntEnum):
+    NOT_TOLD = 0
+    NEVER = 1
+    EVICTED = 2
+    SIBLING = 3
+    DAMAGED = 4
+    TIER = 5
+    COST = 6
+    DETACHED = 7
+    PINS = 8
+
+
+class PublishResult(enum.IntEnum):
+    STORED = 1
+    EXISTS = 2
+    REJECTED = 3
+    GONE = 4
+
+
+class Status(enum.IntEnum):
+    WAITING = 0
+    DONE = 1
+    MISS = 2
+    REJECTED = 3
+    SHORT = 4
+
+
+class Counts(NamedTuple):
+    lookups: int
+    hits_ram: int
+    hits_spill: int
+    misses: int
+    tokens_ram: int
+    tokens_spill: int
+    copied_bytes: int
+    private_blocks: int
+    lost_holds: int
+    round_trips: int
+
+
+class Completion(NamedTuple):
+    """Of one batch. ``statuses``: a Status for each block; ``used_bytes``: of a get, their stored lengths."""
+
+    tag: int
+    statuses: List[Status]
+    used_bytes: List[int]
+
+    @property
+    def ok(self) -> bool:
+        return all(status == Status.DONE for status in self.statuses)
+
+
+def _check(result: int, client: Any = None) -> int:
+    if result < 0:
+        text = _pool.kvp_error(client).decode(errors="replace")
+        raise Error(-result, text or os.strerror(-result))
+    return result
+
+
+def _deadline(timeout: float) -> int:
+    """Seconds from now as the library's deadline; 0: do not wait."""
+    return time.monotonic_ns() + int(timeout * 1e9) if timeout > 0 else 0
+
+
+def _keys(keys: Sequence[Key]) -> Any:
+    joined = b"".join(keys)
+    if len(joined) != _KEY_BYTES * len(keys):
+        raise ValueError("a key is 16 bytes: namespace.key(...) makes one of anything")
+    return (_lib.Key * len(keys)).from_buffer_copy(joined) if keys else (_lib.Key * 0)()
+
+
+class Descriptor:
+    """What the blocks of a namespace are.  Two of them share blocks only when every field is the same."""
+
+    def __init__(self, raw: _lib.Desc):
+        self.raw = raw
+
+    @classmethod
+    def opaque(cls, engine: str, block_bytes: int, block_tokens: int, model: bytes = b"") -> "Descriptor":
+        """Bytes of the engine's own, with a stored length up to ``block_bytes``.
+
+        ``engine`` names format and version ("llama.cpp-state/b4000/fa1"): what another build cannot read must differ in it.
+        ``model``: up to 32 bytes, a hash of the weights or of config and file identity; never only a name.
+        """
+        raw = _lib.Desc()
+        _pool.kvp_desc_init(raw, Layout.OPAQUE, block_tokens, 0, 0, 0, 0)
+        raw.block_bytes = block_bytes
+        if len(engine.encode()) > 127:
+            raise ValueError("engine: at most 127 bytes of UTF-8")
+        raw.engine = engine.encode()
+        return cls(raw)._with(model)
+
+    @classmethod
+    def model(cls, layout: Layout, block_tokens: int, n_layers: int, kv_heads: int, head_dim: int, type: Type,
+              model: bytes = b"") -> "Descriptor":
+        """``n_layers`` equal full-attention layers; for anything else set fields of ``.raw`` (struct kvp_desc)."""
+        raw = _lib.Desc()
+        _pool.kvp_desc_init(raw, layout, block_tokens, n_layers, kv_heads, head_dim, type)
+        return cls(raw)._with(model)
+
+    def _with(self, model: bytes) -> "Descriptor":
+        if len(model) > 32:
+            raise ValueError("model: at most 32 bytes; give a hash")
+        self.raw.model[:len(model)] = model
+        return self
+
+    @property
+    def block_bytes(self) -> int:
+        """Payload of a block. Raises ValueError, naming the field, for a descriptor that is not whole."""
+        field, size = c.c_char_p(), c.c_uint64()
+        if _pool.kvp_desc_check(self.raw, field, size) < 0:
+            raise ValueError(f"descriptor: {field.value.decode()} is out of bounds")
+        return size.value
+
+    def differs(self, other: "Descriptor") -> Optional[str]:
+        """Name of the first field in which the two differ, or None."""
+        name = _pool.kvp_desc_differs(self.raw, other.raw)
+        return name.decode() if name else None
+
+
+class _Handle:
+    """A C handle, closed by the last one that needs it: its owner, and the handles and pins made of it.
+
+    Counted here and not by Python's references alone: what a collected cycle holds is finalised in any order.
+    """
+
+    _lock = threading.RLock()  # a collection may begin while it is held
+
+    def __init__(self, value: int, close: Any, *parents: "_Handle"):
+        self.value, self._close, self._parents, self._users, self._owned = value, close, parents, 1, True
+        for parent in parents:
+            parent.use()
+
+    def use(self) -> "_Handle":
+        with self._lock:
+            self._users += 1
+        return self
+
+    def drop(self) -> None:
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self._close(self.value)
+            for parent in self._parents:
+                parent.drop()
+
+    def let_go(self) -> None:
+        """By the owner."""
+        if self._owned:
+            self._owned = False
+            self.drop()
+
+    __del__ = let_go
+
+
+class Client:
+    """A connection to the pool of this host; opens without a daemon too, in state DETACHED."""
+
+    def __init__(self, socket: Optional[str] = None, *, name: Optional[str] = None, connect_timeout: float = 1.0,
+                 offline: bool = False, stock_blocks: int = 0):
+        """``socket``: None: KVPOOL_SOCKET of the environment, else the default.  ``name``: shown by kvctl clients."""
+        opts = _lib.OpenOpts(size=c.sizeof(_lib.OpenOpts), connect_timeout_ms=max(1, int(connect_timeout * 1000)),
+                             socket=os.fsencode(socket) if socket else None, comm=name.encode() if name else None,
+                             flags=2 if offline else 0, stock_blocks=stock_blocks)
+        handle = c.c_void_p()
+        _check(_pool.kvp_open(opts, handle))
+        self._handle: Optional[_Handle] = _Handle(handle.value, _pool.kvp_close)
+
+    @property
+    def _raw(self) -> int:
+        if self._handle is None:
+            raise ValueError("this client is closed")
+        return self._handle.value
+
+    @property
+    def state(self) -> State:
+        return State(_pool.kvp_state(self._raw, None))
+
+    @property
+    def epoch(self) -> int:
+        """Changes at each start of the daemon; 0 while never attached."""
+        epoch = c.c_uint64()
+        _pool.kvp_state(self._raw, epoch)
+        return epoch.value
+
+    def ping(self, timeout: float = 1.0) -> None:
+        """Raises Error when the daemon does not serve."""
+        _check(_pool.kvp_ping(self._raw, _deadline(timeout)), self._raw)
+
+    def counts(self) -> Counts:
+        raw = _lib.Counts(size=c.sizeof(_lib.Counts))
+        _check(_pool.kvp_counts(self._raw, raw), self._raw)
+        return Counts(*(getattr(raw, field) for field in Counts._fields))
+
+    def namespace(self, name: str, descriptor: Descriptor, *, must_exist: bool = False, readonly: bool = False,
+                  copied: bool = False, in_place: bool = False, owner_uid: Optional[int] = None, mode: int = 0,
+                  base: Optional["Namespace"] = None, cost_ns_per_token: int = 0) -> "Namespace":
+        """Create or join a namespace; see kvp_ns_open() in kvpool.h for each argument."""
+        flags = 1 * must_exist | 2 * copied | 4 * in_place | 8 * readonly
+        opts = _lib.NsOpts(size=c.sizeof(_lib.NsOpts), flags=flags, name=name.encode(),
+                           desc=c.pointer(descriptor.raw), owner_uid=_lib.UID_SELF if owner_uid is None else owner_uid,
+                           mode=mode, base=base._raw if base else None, cost_ns_per_token=cost_ns_per_token)
+        handle = c.c_void_p()
+        _check(_pool.kvp_ns_open(self._raw, opts, handle), self._raw)
+        parents = [self._handle] + ([base._handle] if base else [])
+        return Namespace(_Handle(handle.value, _pool.kvp_ns_close, *parents), name)
+
+    def queue(self, threads: int = 1) -> "Queue":
+        """A queue for batches in the background; 0 threads: the work is done inside ``poll()``."""
+        opts = _lib.QueueOpts(size=c.sizeof(_lib.QueueOpts), n_threads=threads)
+        handle = c.c_void_p()
+        _check(_pool.kvp_queue_open(self._raw, opts, handle), self._raw)
+        return Queue(_Handle(handle.value, _pool.kvp_queue_close, self._handle))
+
+    def close(self) -> None:
+        """Let go: the session ends with the last view, block, queue and namespace of it."""
+        if self._handle is not None:
+            self._handle.let_go()
+        self._handle = None
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+class Namespace:
+    """The blocks of one model in one layout for one trust domain; made by ``Client.namespace()``."""
+
+    def __init__(self, handle: _Handle, name: str):
+        self._handle: Optional[_Handle] = handle
+        self.name = name
+        info = self._info()
+        self.block_bytes: int = info.block_bytes
+        self.block_tokens: int = info.block_tokens
+
+    @property
+    def _raw(self) -> int:
+        if self._handle is None:
+            raise ValueError(f"namespace {self.name} is closed")
+        return self._handle.value
+
+    def _info(self) -> _lib.NsInfo:
+        info = _lib.NsInfo(size=c.sizeof(_lib.NsInfo))
+        _check(_pool.kvp_ns_info(self._raw, info))
+        return info
+
+    @property
+    def id(self) -> int:
+        """0 while detached."""
+        return self._info().ns_id
+
+    @property
+    def differs(self) -> str:
+        """The first descriptor field in which another namespace of this name differs; "": there is none."""
+        return self._info().differs.decode()
+
+    # ---- keys ----
+
+    def key(self, name: Union[bytes, str]) -> Key:
+        """The block key of an engine's own key of 1 to 1024 bytes."""
+        name = name.encode() if isinstance(name, str) else bytes(name)
+        key = _lib.Key()
+        _check(_pool.kvp_hash_bytes(self._raw, name, len(name), key))
+        return bytes(key)
+
+    def hash_chain(self, tokens: Any, parent: Optional[Key] = None, extra: bytes = b"") -> List[Key]:
+        """Keys of the full blocks of ``tokens`` (ints, or a buffer of 4-byte integers)."""
+        memory, address, n = token_memory(tokens)
+        keys = (_lib.Key * (n // self.block_tokens))()
+        first = _keys([parent])[0] if parent else None
+        count = _check(_pool.kvp_hash_chain(self._raw, first, address, n, extra or None, len(extra), keys))
+        del memory
+        joined = bytes(keys)
+        return [joined[i * _KEY_BYTES:(i + 1) * _KEY_BYTES] for i in range(count)]
+
+    # ---- find ----
+
+    def match(self, keys: Sequence[Key]) -> int:
+        """How many leading blocks exist; pins, reads and touches nothing."""
+        raw = _keys(keys)
+        part = _lib.MatchPart(ns=self._raw, keys=raw)
+        return _check(_pool.kvp_match(part, 1, len(keys), 0, None))
+
+    def states(self, keys: Sequence[Key]) -> List[Hit]:
+        """Where each of the blocks is, past the first miss too."""
+        raw, states = _keys(keys), (c.c_uint8 * len(keys))()
+        part = _lib.MatchPart(ns=self._raw, keys=raw)
+        _check(_pool.kvp_match(part, 1, len(keys), 2, states))
+        return [Hit(state) for state in states]
+
+    def acquire(self, keys: Sequence[Key], timeout: float = 0) -> List["View"]:
+        """Pin the leading blocks that are there, waiting ``timeout`` seconds for those in the spill store."""
+        raw, views = _keys(keys), (_lib.View * len(keys))()
+        count = _check(_pool.kvp_acquire(self._raw, raw, len(keys), 0, _deadline(timeout), views))
+        return [View(self, _Pin(views[i], self._handle)) for i in range(count)]
+
+    def get(self, key: Key, timeout: float = 0) -> Optional["View"]:
+        """One block, or None."""
+        views = self.acquire([key], timeout)
+        return views[0] if views else None
+
+    def prefetch(self, keys: Sequence[Key]) -> int:
+        """Start reads of spilled blocks. Return: reads started or under way; 0 with no daemon."""
+        result = _pool.kvp_prefetch(self._raw, _keys(keys), len(keys))
+        return 0 if result == -errno.ENOTCONN else _check(result)
+
+    # ---- write ----
+
+    def reserve(self, n: int = 1, timeout: float = 0) -> List["Block"]:
+        """Up to ``n`` blocks to store into; fewer is normal."""
+        refs = (_lib.BlockRef * n)()
+        count = _check(_pool.kvp_reserve(self._raw, n, 0, _deadline(timeout), refs))
+        return [Block(self, refs[i]) for i in range(count)]
+
+    def publish(self, items: Iterable[Tuple]) -> List[PublishResult]:
+        """Make blocks findable: items (key, block), (key, block, used_bytes) or (key, block, used_bytes, parent key).
+
+        In order, so parents go first.  A block that was stored or existed is used up; others stay the caller's.
+        """
+        items = [tuple(item) + (0, None)[len(item) - 2:] for item in items]
+        raw = (_lib.PublishItem * len(items))()
+        results = (c.c_uint8 * len(items))()
+        for at, (key, block, used_bytes, parent) in zip(raw, items):
+            block._end_writing()
+            at.key, at.block = _keys([key])[0], c.pointer(block._ref)
+            at.used_bytes, at.used_tokens = used_bytes, self.block_tokens
+            if parent:
+                at.parent = _keys([parent])[0]
+        _check(_pool.kvp_publish(self._raw, raw, len(items), results))
+        return [PublishResult(result) for result in results]
+
+    def put(self, key: Key, *parts: Any, parent: Optional[Key] = None, timeout: float = 0) -> bool:
+        """Store a block from buffers. Return: is it there now, by this call or before?"""
+        memories = [Memory(part, False) for part in parts]
+        length = sum(memory.length for memory in memories)
+        if not 0 < length <= self.block_bytes:
+            raise ValueError(f"{length} bytes: a block of {self.name} holds 1 to {self.block_bytes}")
+        blocks = self.reserve(1, timeout)
+        if not blocks:
+            return False
+        at: int = blocks[0]._ref.data
+        for memory in memories:
+            c.memmove(at, memory.address, memory.length)
+            at += memory.length
+        return self.publish([(key, blocks[0], length, parent)])[0] in (PublishResult.STORED, PublishResult.EXISTS)
+
+    def close(self) -> None:
+        """Let go; the blocks stay in the pool."""
+        if self._handle is not None:
+            self._handle.let_go()
+        self._handle = None
+
+    def __enter__(self) -> "Namespace":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+class _Pin:
+    """One hold on a block, let go with the last reference: views and the buffers taken from them."""
+
+    def __init__(self, raw: _lib.View, ns: _Handle):
+        self.raw, self._ns = _lib.View.from_buffer_copy(raw), ns.use()
+
+    def __del__(self, release=_pool.kvp_release):
+        release(self.raw, 1)
+        self._ns.drop()
+
+
+class View:
+    """A block in place, read-only and unchanged until let go.
+
+    ``data`` is a read-only memoryview; ``numpy.asarray(view)`` gives bytes; from Python 3.12 on the view itself is a buffer.
+    What was taken of it keeps the pin, ``release()`` or not.
+    """
+
+    def __init__(self, ns: Namespace, pin: _Pin):
+        self._pin: Optional[_Pin] = pin
+        self.used_bytes: int = pin.raw.used_bytes
+        self.used_tokens: int = pin.raw.used_tokens
+        self.hit = Hit(pin.raw.hit)
+        self.block_bytes = ns.block_bytes
+
+    def _held(self) -> _Pin:
+        if self._pin is None:
+            raise ValueError("this view was released")
+        return self._pin
+
+    @property
+    def address(self) -> int:
+        return self._held().raw.data
+
+    @property
+    def data(self) -> memoryview:
+        """The used bytes."""
+        memory = (c.c_ubyte * self.used_bytes).from_address(self.address)
+        memory._pin = self._held()
+        return memoryview(memory).cast("B").toreadonly()
+
+    def __buffer__(self, flags: int) -> memoryview:
+        return self.data
+
+    @property
+    def __array_interface__(self) -> dict:
+        return {"version": 3, "shape": (self.used_bytes,), "typestr": "|u1", "data": (self.address, True)}
+
+    @property
+    def lost(self) -> bool:
+        """Was the hold revoked (the process was stopped past the hold limit)? Then what was read is void."""
+        return bool(_pool.kvp_lost(self._held().raw, 1))
+
+    @property
+    def node(self) -> Optional[int]:
+        """NUMA node the block lies on, None: not known."""
+        node = _pool.kvp_view_node(self._held().raw)
+        return node if node >= 0 else None
+
+    def release(self) -> None:
+        self._pin = None
+
+    def __len__(self) -> int:
+        return self.used_bytes
+
+    def __enter__(self) -> "View":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.release()
+
+
+class _Grant:
+    """The right to store into one block; given back with the last reference, if it is not used up."""
+
+    def __init__(self, ref: _lib.BlockRef, ns: _Handle):
+        self.ref, self._ns = _lib.BlockRef.from_buffer_copy(ref), ns.use()
+
+    def __del__(self, abandon=_pool.kvp_abandon):
+        abandon(self.ref, 1)
+        self._ns.drop()
+
+
+class Block:
+    """A block to store into; given back to the pool if it is not published."""
+
+    def __init__(self, ns: Namespace, ref: _lib.BlockRef):
+        self._grant = _Grant(ref, ns._handle)
+        self._length = ns.block_bytes
+        self._memory: Any = None
+        self._data: Optional[memoryview] = None
+
+    @property
+    def _ref(self) -> _lib.BlockRef:
+        if not self._grant.ref.data:
+            raise ValueError("this block was published or given back")
+        return self._grant.ref
+
+    @property
+    def data(self) -> memoryview:
+        """All of it, writable; contents are undefined at first."""
+        ref = self._ref
+        if self._data is None:
+            self._memory = (c.c_ubyte * self._length).from_address(ref.data)
+            self._memory._grant = self._grant
+            self._data = memoryview(self._memory).cast("B")
+        return self._data
+
+    def _end_writing(self) -> None:
+        """Nobody may store into what others can find."""
+        self._ref
+        if self._data is not None:
+            self._data.release()
+            self._data = None
+        if self._memory is not None and sys.getrefcount(self._memory) > 2:
+            raise BufferError("arrays or memoryviews over this block still exist: delete them before it is published")
+        self._memory = None
+
+    def abandon(self) -> None:
+        if self._grant.ref.data:
+            self._end_writing()
+            _pool.kvp_abandon(self._grant.ref, 1)
+
+
+class Queue:
+    """Batches in the background, to and from the caller's own buffers; made by ``Client.queue()``."""
+
+    _GET, _PUT, _EXISTS = 1, 2, 3
+
+    def __init__(self, handle: _Handle):
+        self._handle: Optional[_Handle] = handle
+        self._running: dict = {}  # tag: the library writes there until it is polled
+        self._next = 1
+
+    @property
+    def _raw(self) -> int:
+        if self._handle is None:
+            raise ValueError("this queue is closed")
+        return self._handle.value
+
+    def fileno(self) -> int:
+        """Readable while completions wait: for select, poll and asyncio's add_reader()."""
+        return _check(_pool.kvp_queue_fd(self._raw))
+
+    def _submit(self, ns: Namespace, op: int, keys: Sequence[Key], parts: Optional[Sequence],
+                parents: Optional[Sequence[Optional[Key]]], timeout: float) -> int:
+        raw_keys, ios, alive = _keys(keys), (_lib.Io * len(keys))(), []
+        if parts is not None and len(parts) != len(keys):
+            raise ValueError(f"{len(keys)} keys and buffers for {len(parts)}")
+        for i, io in enumerate(ios):
+            io.key = raw_keys[i]
+            if parents and parents[i]:
+                io.parent = _keys([parents[i]])[0]
+            if parts is None:
+                continue
+            group = parts[i] if isinstance(parts[i], (list, tuple)) else [parts[i]]
+            memories = [Memory(part, op == self._GET) for part in group]
+            vector = (_lib.IoVec * len(memories))(*((m.address, m.length) for m in memories))
+            io.parts, io.n_parts = vector, len(memories)
+            alive += [memories, vector]
+        tag, self._next = self._next, self._next + 1
+        self._running[tag] = (ios, alive, ns._handle)
+        result = _pool.kvp_submit(self._raw, ns._raw, op, ios, len(keys), _deadline(timeout), tag)
+        if result < 0:
+            del self._running[tag]
+        _check(result)
+        return tag
+
+    def get(self, ns: Namespace, keys: Sequence[Key], buffers: Sequence, timeout: float = 0) -> int:
+        """Copy blocks into ``buffers``: for each key a writable buffer, or a list of them. Return: the batch's tag."""
+        return self._submit(ns, self._GET, keys, buffers, None, timeout)
+
+    def put(self, ns: Namespace, keys: Sequence[Key], buffers: Sequence,
+            parents: Optional[Sequence[Optional[Key]]] = None, timeout: float = 0) -> int:
+        """Store blocks out of ``buffers``; what is there already is not copied again."""
+        return self._submit(ns, self._PUT, keys, buffers, parents, timeout)
+
+    def exists(self, ns: Namespace, keys: Sequence[Key]) -> int:
+        return self._submit(ns, self._EXISTS, keys, None, None, 0)
+
+    def poll(self, timeout: float = 0, most: int = 64) -> List[Completion]:
+        """Batches that have ended, waiting ``timeout`` seconds for the first."""
+        raw = (_lib.Completion * most)()
+        count = _check(_pool.kvp_queue_poll(self._raw, raw, most, _deadline(timeout)))
+        done = []
+        for completion in raw[:count]:
+            ios, _alive, _ns = self._running.pop(completion.tag)
+            done.append(Completion(completion.tag, [Status(io.status) for io in ios], [io.used_bytes for io in ios]))
+        return done
+
+    def close(self) -> None:
+        """Drops what has not begun, waits for what is under way; its buffers are free afterwards."""
+        if self._handle is not None:
+            self._handle.let_go()
+        self._handle = None
+        self._running.clear()
+
+    def __enter__(self) -> "Queue":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __del__(self):
+        self.close()
+
+
+if sys.byteorder != "little":
+    raise ImportError("kvpool: keys and blocks are little-endian")

@@ -1,0 +1,300 @@
+"""The package against a real daemon."""
+import errno
+import gc
+import multiprocessing
+import os
+import select
+import subprocess
+import sys
+import time
+
+import pytest
+
+import kvpool
+from conftest import attached
+
+KIB = 1024
+
+
+def test_a_block_is_read_back_in_place(ns):
+    key = ns.key("a")
+    assert ns.get(key) is None
+    assert ns.put(key, b"abc", bytearray(b"def"), timeout=5)
+    view = ns.get(key)
+    assert bytes(view.data) == b"abcdef" and len(view) == 6 and view.hit == kvpool.Hit.RAM
+    assert view.data.readonly
+    assert ns.match([key, ns.key("b")]) == 1
+    assert ns.states([ns.key("b"), key]) == [kvpool.Hit.MISS, kvpool.Hit.RAM]
+
+
+def test_a_pin_is_held_as_long_as_a_buffer_of_it(daemon, client, ns):
+    ns.put(ns.key("a"), b"x" * 4096, timeout=5)
+    view = ns.get(ns.key("a"))
+    data = view.data
+    part = data[10:20]
+    view.release()
+    with pytest.raises(ValueError, match="released"):
+        view.data
+    del view, data
+    gc.collect()
+    assert _held(daemon, 1)
+    assert bytes(part) == b"x" * 10
+    part.release()
+    del part
+    gc.collect()
+    assert _held(daemon, 0)
+
+
+def _held(daemon, n, seconds=10):
+    import json
+    until = time.monotonic() + seconds
+    while True:
+        held = sum(row["counters"]["held"] for row in json.loads(daemon.kvctl("stats", "--json").stdout)["namespaces"])
+        if held == n or time.monotonic() > until:
+            return held == n
+        time.sleep(0.05)
+
+
+def test_numpy_sees_the_pool_and_cannot_write_there(ns):
+    numpy = pytest.importorskip("numpy")
+    values = numpy.arange(1024, dtype="float32")
+    assert ns.put(ns.key("n"), values, timeout=5)
+    view = ns.get(ns.key("n"))
+    seen = numpy.asarray(view).view("float32")
+    assert (seen == values).all() and seen.ctypes.data == view.address and not seen.flags.writeable
+    with pytest.raises(ValueError):
+        seen[0] = 1
+    assert numpy.frombuffer(view.data, "float32")[5] == 5
+
+
+def test_blocks_are_written_in_place_and_used_up_by_publishing(ns):
+    block = ns.reserve(1, timeout=5)[0]
+    block.data[:4] = b"head"
+    part = block.data[:4]
+    with pytest.raises(BufferError, match="still exist"):
+        ns.publish([(ns.key("w"), block, 4)])
+    part.release()
+    assert ns.publish([(ns.key("w"), block, 4)]) == [kvpool.PublishResult.STORED]
+    with pytest.raises(ValueError, match="published"):
+        block.data
+    assert bytes(ns.get(ns.key("w")).data) == b"head"
+    other = ns.reserve(1, timeout=5)[0]
+    assert ns.publish([(ns.key("w"), other, 4)]) == [kvpool.PublishResult.EXISTS]
+
+
+def test_a_parent_nobody_knows_is_no_exception(ns):
+    assert not ns.put(ns.key("child"), b"x", parent=ns.key("nobody"), timeout=5)
+
+
+def test_chains_name_their_beginning(ns):
+    tokens = list(range(64))
+    keys = ns.hash_chain(tokens)
+    assert len(keys) == 4 and len(set(keys)) == 4
+    assert ns.hash_chain(tokens[:40]) == keys[:2]
+    assert ns.hash_chain(tokens[32:], parent=keys[1]) == keys[2:]
+    assert ns.hash_chain(tokens, extra=b"adapter") != keys
+    from array import array
+    assert ns.hash_chain(array("i", tokens)) == keys
+
+
+def test_what_is_not_in_memory_comes_back_from_the_store(daemon, client, ns):
+    keys = [ns.key(f"{i}") for i in range(1500)]  # 4 MiB hold fewer
+    for i, key in enumerate(keys):
+        assert ns.put(key, i.to_bytes(8, "little") * 512, timeout=10)
+    assert daemon.kvctl("drain", "--deadline", "20").returncode == 0
+    hits = {kvpool.Hit.RAM: 0, kvpool.Hit.SPILL: 0}
+    for i, key in enumerate(keys):
+        view = ns.get(key, timeout=10)
+        assert bytes(view.data) == i.to_bytes(8, "little") * 512
+        hits[view.hit] += 1
+    assert hits[kvpool.Hit.SPILL] > 0 and sum(hits.values()) == 1500
+
+
+def test_a_daemon_that_dies_and_comes_back_is_no_exception(daemon, client, ns):
+    ns.put(ns.key("a"), b"before", timeout=5)
+    view = ns.get(ns.key("a"))
+    daemon.kill()
+    assert bytes(view.data) == b"before"
+    assert bytes(ns.get(ns.key("a")).data) == b"before"
+    assert ns.get(ns.key("b"), timeout=0.1) is None
+    daemon.start()
+    attached(client)
+    assert bytes(ns.get(ns.key("a")).data) == b"before"
+    assert ns.put(ns.key("b"), b"after", timeout=5)
+    view.release()
+
+
+def test_without_a_daemon_nothing_is_found_and_nothing_raised(tmp_path):
+    with kvpool.Client(str(tmp_path / "nobody"), connect_timeout=0.1) as client:
+        ns = client.namespace("m", kvpool.Descriptor.opaque("test/1", 4096, 16))
+        assert client.state == kvpool.State.DETACHED and client.epoch == 0
+        assert ns.get(b"\1" * 16, timeout=0.05) is None and not ns.put(b"\1" * 16, b"x", timeout=0.05)
+        assert ns.prefetch([b"\1" * 16]) == 0
+        with pytest.raises(kvpool.Error) as error:
+            client.ping(0.1)
+        assert error.value.errno == errno.ENOTCONN
+
+
+def test_another_descriptor_is_another_namespace(client, ns):
+    ns.put(ns.key("a"), b"x", timeout=5)
+    other = client.namespace("m", kvpool.Descriptor.opaque("test/2", 4096, 16))
+    assert other.id != ns.id and other.differs == "engine"
+    assert other.get(other.key("a")) is None
+    with pytest.raises(kvpool.Error) as error:
+        client.namespace("m", kvpool.Descriptor.opaque("test/3", 4096, 16), must_exist=True)
+    assert error.value.errno == errno.EPROTOTYPE and "engine" in str(error.value)
+
+
+def test_descriptors_say_what_is_wrong_with_them():
+    good = kvpool.Descriptor.model(kvpool.Layout.HND, 16, 2, 4, 64, kvpool.Type.F16, model=b"hash")
+    assert good.block_bytes == 2 * 2 * 4 * 16 * 64 * 2
+    assert good.differs(kvpool.Descriptor.model(kvpool.Layout.HND, 16, 2, 4, 64, kvpool.Type.BF16, model=b"hash")) == "type_k"
+    with pytest.raises(ValueError, match="block_tokens"):
+        kvpool.Descriptor.model(kvpool.Layout.HND, 0, 2, 4, 64, kvpool.Type.F16).block_bytes
+    with pytest.raises(ValueError, match="32 bytes"):
+        kvpool.Descriptor.opaque("e", 4096, 16, model=b"x" * 33)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_queue_moves_batches_between_buffers(client, ns, threads):
+    keys = [ns.key(f"q{i}") for i in range(50)]
+    with client.queue(threads) as queue:
+        out = [[bytes([i]) * 100, bytes([i + 1]) * i] for i in range(50)]
+        put = queue.put(ns, keys, out, timeout=10)
+        (done,) = queue.poll(10)
+        assert done.tag == put and done.ok
+        into = [[bytearray(50), bytearray(200)] for _ in range(51)]
+        get = queue.get(ns, keys + [ns.key("nobody")], into, timeout=1)
+        (done,) = queue.poll(10)
+        assert done.tag == get and done.statuses == [kvpool.Status.DONE] * 50 + [kvpool.Status.MISS]
+        for i in range(50):
+            assert done.used_bytes[i] == 100 + i
+            assert bytes(into[i][0] + into[i][1])[:100 + i] == bytes([i]) * 100 + bytes([i + 1]) * i
+        if threads:
+            queue.exists(ns, keys)
+            assert select.select([queue], [], [], 10)[0]
+            assert queue.poll()[0].ok
+            assert not select.select([queue], [], [], 0)[0]
+
+
+def test_closing_in_any_order_lets_go_once(daemon):
+    client = kvpool.Client(daemon.socket, connect_timeout=10)
+    ns = client.namespace("m", kvpool.Descriptor.opaque("test/1", 4096, 16))
+    queue = client.queue()
+    assert ns.put(ns.key("a"), b"still here", timeout=5)
+    data = ns.get(ns.key("a")).data
+    block = ns.reserve(1, timeout=5)[0]
+    client.close()
+    ns.close()
+    queue.close()
+    assert bytes(data) == b"still here"
+    with pytest.raises(ValueError, match="closed"):
+        client.state
+    del data, block
+    gc.collect()
+    assert _sessions(daemon, 0)
+
+
+def _sessions(daemon, n, seconds=10):
+    import json
+    until = time.monotonic() + seconds
+    while True:
+        sessions = json.loads(daemon.kvctl("stats", "--json").stdout)["counters"]["sessions"]
+        if sessions == n or time.monotonic() > until:
+            return sessions == n
+        time.sleep(0.05)
+
+
+def _child(ns, client, view, answers):
+    seen = []
+    for call in (lambda: ns.get(b"\1" * 16), lambda: client.ping(1), lambda: ns.reserve(1)):
+        try:
+            call()
+            seen.append(0)
+        except kvpool.Error as error:
+            seen.append(error.errno)
+    view.release()
+    answers.put(seen)
+
+
+def test_a_forked_child_is_detached_and_takes_nothing_of_its_parents(daemon, client, ns):
+    ns.put(ns.key("a"), b"x" * 64, timeout=5)
+    view = ns.get(ns.key("a"))
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    child = context.Process(target=_child, args=(ns, client, view, answers))
+    child.start()
+    assert answers.get(timeout=30) == [errno.ENOTCONN] * 3
+    child.join(30)
+    assert child.exitcode == 0
+    assert bytes(view.data) == b"x" * 64 and not view.lost
+    assert _held(daemon, 1)
+    assert ns.put(ns.key("b"), b"y", timeout=5)
+
+
+def test_the_death_of_a_parent_frees_its_pins_though_its_child_lives(daemon):
+    program = """
+import os, sys, time
+sys.path.insert(0, sys.argv[2])
+import kvpool
+client = kvpool.Client(sys.argv[1], connect_timeout=10)
+ns = client.namespace("m", kvpool.Descriptor.opaque("test/1", 4096, 16))
+assert ns.put(ns.key("a"), b"x", timeout=5)
+view = ns.get(ns.key("a"))
+if os.fork() == 0:
+    os.close(1)
+    time.sleep(60)
+    os._exit(0)
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+    path = os.path.dirname(os.path.dirname(kvpool.__file__))
+    process = subprocess.Popen([sys.executable, "-c", program, daemon.socket, path], stdout=subprocess.PIPE, text=True,
+                               start_new_session=True)
+    try:
+        process.stdout.readline()
+        assert _held(daemon, 1)
+        process.kill()
+        assert _held(daemon, 0)
+        assert _sessions(daemon, 0)
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
+
+
+def test_importing_it_needs_no_numpy_and_no_torch():
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import kvpool; " \
+              "assert not {'numpy', 'torch'} & set(sys.modules)"
+    path = os.path.dirname(os.path.dirname(kvpool.__file__))
+    subprocess.run([sys.executable, "-c", program, path], check=True)
+
+
+def test_attention_reads_views_and_arrays_in_place(client):
+    numpy = pytest.importorskip("numpy")
+    from kvpool import attention
+    heads, kv_heads, dim, tokens = 4, 2, 32, 40
+    ns = client.namespace("a", kvpool.Descriptor.model(kvpool.Layout.HND, 16, 2, kv_heads, dim, kvpool.Type.F32))
+    random = numpy.random.default_rng(1)
+    k, v = (random.standard_normal((2, tokens, kv_heads, dim), dtype="float32") for _ in range(2))
+    q = random.standard_normal((3, heads, dim), dtype="float32")
+    keys, parent = [], None
+    for at in range(0, 48, 16):
+        block = ns.reserve(1, timeout=5)[0]
+        for layer in range(2):
+            attention.put(ns, layer, block, 0, k[layer, at:at + 16], v[layer, at:at + 16])
+        keys.append(ns.key(f"{at}"))
+        assert ns.publish([(keys[-1], block, 0, parent)]) == [kvpool.PublishResult.STORED]
+        parent = keys[-1]
+    views = ns.acquire(keys)
+    assert len(views) == 3
+    out = numpy.zeros((3, heads, dim), dtype="float32")
+    attention.attend(ns, 1, q, views, tokens, out, n_q_heads=heads)
+    for row in range(3):
+        seen = tokens - 3 + row + 1
+        for head in range(heads):
+            z = k[1, :seen, head // 2].astype("float64") @ q[row, head] / dim ** 0.5
+            w = numpy.exp(z - z.max())
+            want = (w / w.sum()) @ v[1, :seen, head // 2]
+            assert numpy.abs(out[row, head] - want).max() < 1e-5
+    with pytest.raises(ValueError, match="out"):
+        attention.attend(ns, 1, q, views, tokens, out[:2], n_q_heads=heads)
