@@ -159,6 +159,8 @@ KVP_API const char *kvp_desc_differs(const struct kvp_desc *a, const struct kvp_
 
 /* ---- Client ---- */
 
+struct kvattn_geom;
+struct kvattn_table;
 struct kvp_client;
 struct kvp_ns;
 struct kvp_seq;
@@ -286,7 +288,6 @@ enum kvp_kv {
 KVP_API int kvp_geom(const struct kvp_ns *ns, uint32_t layer, enum kvp_kv which, uint64_t *off, uint64_t *token_stride,
 	uint64_t *head_stride, uint32_t *elem_bytes);
 
-struct kvattn_geom;
 /** kvp_attn_geom() - the same for kvattn.h, in every layout but OPAQUE. @geom: filled. Return: as kvp_geom(). */
 KVP_API int kvp_attn_geom(const struct kvp_ns *ns, uint32_t layer, struct kvattn_geom *geom);
 
@@ -531,6 +532,54 @@ KVP_API int kvp_submit(struct kvp_queue *queue, struct kvp_ns *ns, uint32_t op, 
 KVP_API int64_t kvp_queue_poll(
 	struct kvp_queue *queue, struct kvp_completion *completions, uint32_t max, uint64_t deadline_ns);
 
+/* ---- Made of blocks: summaries of their keys, narrower types.  Namespaces of their own, labelled in the descriptor ---- */
+
+/*
+ * What this library has done on K and V, for it does no arithmetic itself: libkvattn's calls, which these are named
+ * after (kvattn.h), or an engine's own of the same meaning.  NULL: not there, calls that need it are refused.
+ */
+struct kvp_kernels {
+	uint32_t size;
+	uint32_t reserved;
+	int (*summarise)(const struct kvattn_geom *geom, const void *block, uint32_t n_tokens, float *summary);
+	int (*convert)(const struct kvattn_geom *from, const void *block, const struct kvattn_geom *to, void *to_block,
+		uint32_t n_tokens);
+	int (*get)(const struct kvattn_geom *geom, const void *block, uint32_t first_token, uint32_t n_tokens, float *k,
+		size_t k_stride, float *v, size_t v_stride);
+	int (*put)(const struct kvattn_geom *geom, void *block, uint32_t first_token, uint32_t n_tokens, const float *k,
+		size_t k_stride, const float *v, size_t v_stride);
+};
+#define KVP_KERNELS_OF_KVATTN /* with kvattn.h included */ \
+	{ \
+		.size = sizeof(struct kvp_kernels), .summarise = kvattn_summarise, .convert = kvattn_convert, \
+		.get = kvattn_get, .put = kvattn_put \
+	}
+
+/**
+ * kvp_desc_summaries() - descriptor of a namespace for the summaries of another one's blocks
+ * A block of it holds those of one block: f32 [layer][kv_head][least, largest][dim_k], made by kvattn_summarise() before
+ * the block is published.  OPAQUE; the label names format, layout and types.
+ * Return: 0; -KVP_EINVAL; -KVP_ENOTSUP for OPAQUE.
+ */
+KVP_API int kvp_desc_summaries(const struct kvp_desc *of, struct kvp_desc *desc);
+
+/** kvp_desc_quantised() - descriptor of a namespace for blocks of @of converted to other types, in TILED, labelled with
+ *  what they were made of: not what an engine writes that stores these types itself. Return: as kvp_desc_summaries(). */
+KVP_API int kvp_desc_quantised(const struct kvp_desc *of, uint32_t type_k, uint32_t type_v, struct kvp_desc *desc);
+
+/** kvp_key_derived() - key in such a namespace of what was made of the block under @key: a hash of it and the label.
+ *  Return: 0; -KVP_EINVAL: @derived has no label. */
+KVP_API int kvp_key_derived(const struct kvp_ns *derived, const struct kvp_key *key, struct kvp_key *out);
+
+/**
+ * kvp_quantise() - convert published blocks into a namespace of kvp_desc_quantised() and publish them there
+ * @keys: @n blocks of @from, a chain; @parent: the block before, or NULL
+ * Waits for spilled ones, room and the answer until the deadline.  Blocks of @from stay as they are.
+ * Return: leading blocks that are there now; -KVP_EINVAL; -KVP_ENOTSUP; -KVP_ESTALE; -KVP_ENOMEM.
+ */
+KVP_API int64_t kvp_quantise(struct kvp_ns *from, struct kvp_ns *to, const struct kvp_kernels *kernels,
+	const struct kvp_key *parent, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns);
+
 /* ---- Sequences ---- */
 
 enum kvp_hint {
@@ -548,6 +597,13 @@ struct kvp_seq_opts {
 	uint32_t window; /* tokens; 0: none. Blocks wholly before the window are let go (ring storage) */
 	uint32_t sinks; /* with a window: the first tokens that stay */
 	uint32_t hint; /* enum kvp_hint, advice only */
+	/*
+	 * Sparse: a namespace of kvp_desc_summaries(), and kernels that summarise.  Each full block gets a summary before it
+	 * is published; blocks are used by kvp_seq_select().  Not with a window, and not to be forked in this version.
+	 */
+	struct kvp_ns *summaries;
+	const struct kvp_kernels *kernels;
+	uint64_t resident_blocks; /* published blocks held at most, those least recently selected go; 0: all */
 };
 
 /** kvp_seq_open() - a token sequence with its KV in blocks. Return: 0; -KVP_EINVAL; -KVP_ENOMEM. */
@@ -573,7 +629,6 @@ KVP_API void *kvp_seq_row(struct kvp_seq *seq, uint32_t layer, enum kvp_kv which
 /** kvp_seq_block() - writable base of the block that holds token @pos, for kvattn_put(); @index: the token's place in it */
 KVP_API void *kvp_seq_block(struct kvp_seq *seq, uint64_t pos, uint32_t *index);
 
-struct kvattn_table;
 /** kvp_seq_table() - block table for kvattn_attend(); valid until the next call that changes the sequence. Return: 0; -KVP_EINVAL. */
 KVP_API int kvp_seq_table(struct kvp_seq *seq, struct kvattn_table *table);
 
@@ -595,6 +650,42 @@ KVP_API int kvp_seq_fork(struct kvp_seq *seq, struct kvp_seq **fork);
  */
 KVP_API int kvp_seq_truncate(struct kvp_seq *seq, uint64_t n);
 
+/** kvp_seq_summaries() - of a layer, for kvattn_select(): one for each full committed block, matched ones too; they stay in
+ *  memory while the blocks come and go. @summaries: filled, or NULL; valid until the next call that changes the sequence.
+ *  Return: their number; -KVP_EINVAL. */
+KVP_API int64_t kvp_seq_summaries(const struct kvp_seq *seq, uint32_t layer, const float **summaries);
+
+/**
+ * kvp_seq_select() - have these blocks at hand, from the spill store if need be
+ * @blocks: their numbers, ascending; blocks that are not full or not committed are at hand anyway, but listed all the same
+ * @table:  of these blocks alone; valid until the next call on the sequence but kvp_seq_summaries()
+ * After kvp_seq_match() no block is at hand.  At most resident_blocks, or @n if that is more, are held.
+ * Return: blocks read back from the store; -KVP_EINVAL; -KVP_ESTALE: one is gone for good; -KVP_ETIMEDOUT; -KVP_ENOMEM.
+ */
+KVP_API int64_t kvp_seq_select(
+	struct kvp_seq *seq, const uint64_t *blocks, uint64_t n, uint64_t deadline_ns, struct kvattn_table *table);
+
+struct kvp_keep {
+	uint32_t size;
+	uint32_t n_label; /* 0..64 */
+	const void *label; /* by what they were chosen: "h2o/1 256", say */
+	const uint64_t *tokens; /* which are kept: ascending, committed, their blocks at hand */
+	uint64_t n;
+	const struct kvp_kernels *kernels; /* get and put */
+};
+
+/**
+ * kvp_compact() - the kept tokens (sinks, heavy hitters, recent ones) in new blocks, as a sequence of its own
+ * @seq: stays as it is; close it to be rid of the others
+ *
+ * Its blocks are published as those of any sequence, under keys that depend on the label and on what was kept of what, so
+ * nobody takes them for a prompt's.  K keeps the rotation of its old position while the sequence counts from 0: the caller
+ * goes on with old positions for RoPE, and with the sequence's own for attention.  Values of KVP_TYPE_I8 and I4 are
+ * rounded once more.
+ * Return: 0; -KVP_EINVAL; -KVP_ENOTSUP; -KVP_ENOMEM.
+ */
+KVP_API int kvp_compact(struct kvp_seq *seq, const struct kvp_keep *keep, struct kvp_seq **kept);
+
 struct kvp_seq_stats {
 	uint32_t size;
 	uint32_t lost; /* holds lost: what was computed since is void */
@@ -602,8 +693,10 @@ struct kvp_seq_stats {
 	uint64_t reused_ram; /* tokens matched in DRAM */
 	uint64_t reused_spill; /* tokens matched in the spill store */
 	uint64_t published; /* blocks */
-	uint64_t private_blocks; /* blocks now in private memory */
+	uint64_t
+		private_blocks; /* blocks, and summaries, now in private memory: a later commit brings them into the pool */
 	uint64_t copied_bytes; /* block bytes copied for this sequence */
+	uint64_t restored; /* blocks that came back from the spill store for kvp_seq_select() */
 };
 KVP_API int kvp_seq_stats(const struct kvp_seq *seq, struct kvp_seq_stats *stats);
 

@@ -574,6 +574,11 @@ bool view_fill(struct kvp_view *view, struct kvp_ns *ns, const struct spot *spot
 /** rows_copy() - the first @n_tokens tokens of a block. Return: bytes copied. */
 uint64_t rows_copy(const struct kvp_ns *ns, void *to, const void *from, uint32_t n_tokens, uint64_t used_bytes);
 
+/* ---- derived.c ---- */
+
+/** summary_off() - of a layer in a block of summaries; layer n_layers: that block's length */
+uint64_t summary_off(const struct kvp_desc *desc, uint32_t layer);
+
 /* ---- match.c ---- */
 
 /** lookup_tell() - missed keys, so that the daemon counts them by reason; nobody waits */

@@ -50,15 +50,21 @@ uint32_t cell_drop(struct cell *cell)
 	return lost;
 }
 
-/* A block that was found: the hold on it moves from the view to the cell. */
-static struct cell *cell_of_view(struct kvp_view *view)
+struct cell *cell_away(void)
 {
-	const struct hold *hold = hold_get(view->opaque[0]);
 	struct cell *cell = calloc(1, sizeof(*cell));
 
 	if (!cell)
 		return NULL;
 	atomic_store(&cell->refs, 1);
+	atomic_store(&cell->state, CELL_AWAY);
+	return cell;
+}
+
+void cell_take_view(struct cell *cell, struct kvp_view *view)
+{
+	const struct hold *hold = hold_get(view->opaque[0]);
+
 	cell->spot = (struct spot){.map = hold->owner,
 		.slot = hold->slot,
 		.generation = hold->generation,
@@ -68,7 +74,6 @@ static struct cell *cell_of_view(struct kvp_view *view)
 	atomic_store_explicit(&cell->state, CELL_STORED, memory_order_release);
 	hold_end(view->opaque[0]);
 	view->data = NULL;
-	return cell;
 }
 
 void tally_drop(struct tally *tally)
@@ -79,7 +84,7 @@ void tally_drop(struct tally *tally)
 
 /* ---- room for more ---- */
 
-static int array_grow(void **array, uint64_t *room, uint64_t want, size_t item)
+int array_grow(void **array, uint64_t *room, uint64_t want, size_t item)
 {
 	uint64_t n = *room ? *room : 16;
 	void *more;
@@ -214,6 +219,12 @@ static int seq_opts_bad(const struct kvp_seq_opts *opts)
 		return fail(-KVP_EINVAL, "opts.hint: %u", opts->hint);
 	if (opts->sinks && !opts->window)
 		return fail(-KVP_EINVAL, "opts.sinks: without a window all tokens stay");
+	if (!opts->summaries)
+		return opts->resident_blocks ? fail(-KVP_EINVAL, "opts.resident_blocks: only with summaries") : 0;
+	if (opts->window)
+		return fail(-KVP_EINVAL, "opts.summaries: not with a window");
+	if (!opts->kernels || opts->kernels->size != sizeof(*opts->kernels) || !opts->kernels->summarise)
+		return fail(-KVP_EINVAL, "opts.kernels: summarise is missing; see KVP_KERNELS_OF_KVATTN");
 	return 0;
 }
 
@@ -221,6 +232,7 @@ static void seq_free(struct kvp_seq *seq)
 {
 	if (seq->tally)
 		tally_drop(seq->tally);
+	free(seq->summary);
 	free(seq->extra);
 	free(seq->first_extra);
 	free(seq->tokens);
@@ -231,7 +243,7 @@ static void seq_free(struct kvp_seq *seq)
 	free(seq);
 }
 
-static struct kvp_seq *seq_new(struct kvp_ns *ns)
+struct kvp_seq *seq_new(struct kvp_ns *ns)
 {
 	struct kvp_seq *seq = calloc(1, sizeof(*seq));
 
@@ -247,6 +259,24 @@ static struct kvp_seq *seq_new(struct kvp_ns *ns)
 	return seq;
 }
 
+static int summaries_bad(const struct kvp_ns *ns, const struct kvp_ns *summaries)
+{
+	struct kvp_desc want;
+	const char *field;
+	int r = ns_bad(summaries);
+
+	if (r == 0)
+		r = kvp_desc_summaries(&ns->join.desc, &want);
+	if (r < 0)
+		return r;
+	field = kvp_desc_diff(&want, &summaries->join.desc);
+	return field ? fail(-KVP_EINVAL,
+			       "opts.summaries: namespace %s is not one for the blocks of %s, its descriptor differs in "
+			       "%s; kvp_desc_summaries() makes the right one",
+			       summaries->join.name, ns->join.name, field)
+		     : 0;
+}
+
 int kvp_seq_open(struct kvp_ns *ns, const struct kvp_seq_opts *opts, struct kvp_seq **out)
 {
 	struct kvp_seq *seq;
@@ -254,6 +284,8 @@ int kvp_seq_open(struct kvp_ns *ns, const struct kvp_seq_opts *opts, struct kvp_
 
 	if (r == 0)
 		r = seq_opts_bad(opts);
+	if (r == 0 && opts && opts->summaries)
+		r = summaries_bad(ns, opts->summaries);
 	if (r == 0 && !out)
 		r = fail(-KVP_EINVAL, "seq: a null pointer");
 	if (r < 0)
@@ -265,7 +297,11 @@ int kvp_seq_open(struct kvp_ns *ns, const struct kvp_seq_opts *opts, struct kvp_
 	if (opts) {
 		seq->window = opts->window;
 		seq->sinks = opts->sinks;
+		seq->summaries = opts->summaries;
+		seq->resident = opts->resident_blocks;
 	}
+	if (seq->summaries)
+		seq->kernels = *opts->kernels;
 	r = seq_extras(seq, opts);
 	if (r < 0) {
 		seq_free(seq);
@@ -275,7 +311,7 @@ int kvp_seq_open(struct kvp_ns *ns, const struct kvp_seq_opts *opts, struct kvp_
 	return 0;
 }
 
-static int seq_bad(const struct kvp_seq *seq)
+int seq_bad(const struct kvp_seq *seq)
 {
 	if (!seq)
 		return fail(-KVP_EINVAL, "seq: a null pointer");
@@ -303,6 +339,7 @@ int kvp_seq_close(struct kvp_seq *seq)
 		return 0;
 	}
 	seq_drop_cells(seq, 0);
+	seq_drop_summaries(seq, 0);
 	map = atomic_load_explicit(&seq->ns->map, memory_order_acquire);
 	if (map)
 		stock_trim(map);
@@ -329,10 +366,11 @@ static int64_t seq_take_views(struct kvp_seq *seq, struct kvp_view *views, uint6
 
 	for (uint64_t i = 0; i < n && r == 0; i++) {
 		bool spill = views[i].hit == KVP_HIT_SPILL;
-		struct cell *cell = views[i].used_tokens == width ? cell_of_view(&views[i]) : NULL;
+		struct cell *cell = views[i].used_tokens == width ? cell_away() : NULL;
 
 		if (!cell)
 			break;
+		cell_take_view(cell, &views[i]);
 		seq->cells[seq->n_cells++] = cell;
 		*(spill ? &seq->reused_spill : &seq->reused_ram) += width;
 	}
@@ -364,8 +402,13 @@ int64_t kvp_seq_match(struct kvp_seq *seq, const uint32_t *tokens, uint64_t n, u
 	r = views ? seq_add_tokens(seq, tokens, n) : fail(-KVP_ENOMEM, "out of memory");
 	if (r == 0)
 		r = seq_keys(seq, n_blocks);
-	got = r < 0 ? r : kvp_acquire(seq->ns, seq->keys, (uint32_t)n_blocks, 0, deadline_ns, views);
-	if (got >= 0)
+	if (r < 0)
+		got = r;
+	else if (seq->summaries)
+		got = seq_match_sparse(seq, n_blocks, deadline_ns);
+	else
+		got = kvp_acquire(seq->ns, seq->keys, (uint32_t)n_blocks, 0, deadline_ns, views);
+	if (got >= 0 && !seq->summaries)
 		got = seq_take_views(seq, views, (uint64_t)got);
 	free(views);
 	seq->n_keys = seq->n_cells; /* of the others the tokens are not yet the sequence's */
@@ -392,6 +435,8 @@ int64_t kvp_seq_append(struct kvp_seq *seq, const uint32_t *tokens, uint64_t n)
 	r = seq_add_tokens(seq, tokens, n);
 	if (r == 0 && need > seq->n_cells) {
 		uint64_t had = seq->n_cells;
+
+		seq_cool(seq);
 
 		r = seq_add_cells(seq, need - seq->n_cells);
 		if (r < 0)
@@ -442,10 +487,43 @@ void *kvp_seq_block(struct kvp_seq *seq, uint64_t pos, uint32_t *index)
 	return cell->data;
 }
 
+static int table_grow(struct kvp_seq *seq, uint64_t n)
+{
+	uint64_t room = seq->table_room;
+	int r = array_grow((void **)&seq->table_blocks, &room, n, sizeof(*seq->table_blocks));
+
+	return r < 0 ? r : array_grow((void **)&seq->table_pos, &seq->table_room, n, sizeof(*seq->table_pos));
+}
+
+static void table_add(struct kvp_seq *seq, uint64_t b, struct kvattn_table *table)
+{
+	uint32_t width = seq->ns->join.desc.block_tokens;
+	uint64_t left = seq->n_tokens - b * width;
+
+	seq->table_blocks[table->n_blocks] = cell_data(seq->cells[b]);
+	seq->table_pos[table->n_blocks++] = b * width;
+	table->n_tokens += left < width ? left : width;
+}
+
+static void table_end(struct kvp_seq *seq, struct kvattn_table *table)
+{
+	table->blocks = seq->table_blocks;
+	table->block_pos = table->n_blocks == seq->n_cells ? NULL : seq->table_pos;
+}
+
+int seq_table_of(struct kvp_seq *seq, const uint64_t *blocks, uint64_t n, struct kvattn_table *table)
+{
+	int r = table_grow(seq, n);
+
+	*table = (struct kvattn_table){0};
+	for (uint64_t i = 0; r == 0 && i < n; i++)
+		table_add(seq, blocks[i], table);
+	table_end(seq, table);
+	return r;
+}
+
 int kvp_seq_table(struct kvp_seq *seq, struct kvattn_table *table)
 {
-	uint64_t n = 0, n_tokens = 0, room;
-	uint32_t width;
 	int r = seq_bad(seq);
 
 	if (r == 0 && !table)
@@ -453,26 +531,14 @@ int kvp_seq_table(struct kvp_seq *seq, struct kvattn_table *table)
 	if (r < 0)
 		return r;
 	seq_sync(seq);
-	room = seq->table_room;
-	r = array_grow((void **)&seq->table_blocks, &room, seq->n_cells, sizeof(*seq->table_blocks));
-	if (r == 0)
-		r = array_grow((void **)&seq->table_pos, &seq->table_room, seq->n_cells, sizeof(*seq->table_pos));
+	r = table_grow(seq, seq->n_cells);
 	if (r < 0)
 		return r;
-	width = seq->ns->join.desc.block_tokens;
-	for (uint64_t b = 0; b < seq->n_cells; b++) {
-		uint64_t left = seq->n_tokens - b * width;
-
-		if (!seq->cells[b])
-			continue;
-		seq->table_blocks[n] = cell_data(seq->cells[b]);
-		seq->table_pos[n++] = b * width;
-		n_tokens += left < width ? left : width;
-	}
-	*table = (struct kvattn_table){.blocks = seq->table_blocks,
-		.block_pos = n == seq->n_cells ? NULL : seq->table_pos,
-		.n_blocks = n,
-		.n_tokens = n_tokens};
+	*table = (struct kvattn_table){0};
+	for (uint64_t b = 0; b < seq->n_cells; b++)
+		if (seq->cells[b] && cell_state(seq->cells[b]) != CELL_AWAY)
+			table_add(seq, b, table);
+	table_end(seq, table);
 	return 0;
 }
 
@@ -524,8 +590,12 @@ int64_t kvp_seq_commit(struct kvp_seq *seq, uint64_t n)
 	if (n > seq->committed)
 		seq->committed = n;
 	seq_sync(seq);
+	r = seq_summarise(seq);
+	if (r < 0)
+		return r;
 	seq_publish(seq);
 	seq_let_go(seq);
+	seq_cool(seq);
 	return (int64_t)atomic_load(&seq->tally->published);
 }
 
@@ -579,6 +649,8 @@ int kvp_seq_fork(struct kvp_seq *seq, struct kvp_seq **out)
 		r = fail(-KVP_EINVAL, "fork: a null pointer");
 	if (r < 0)
 		return r;
+	if (seq->summaries)
+		return fail(-KVP_ENOTSUP, "a sequence with summaries cannot be forked in this version");
 	*out = NULL;
 	seq_sync(seq);
 	fork = seq_new(seq->ns);
@@ -627,6 +699,8 @@ static int seq_open_tail(struct kvp_seq *seq, uint64_t n)
 	struct cell **at = &seq->cells[n / width], *copy;
 	enum cell_state state = cell_state(*at);
 
+	if (state == CELL_AWAY)
+		return fail(-KVP_EINVAL, "n: select the block that token %llu lies in first", (unsigned long long)n);
 	if (atomic_load(&(*at)->refs) == 1 && (state == CELL_OPEN || state == CELL_REFUSED) &&
 		(*at)->room.kind != HOLD_NONE) {
 		atomic_store(&(*at)->state, CELL_OPEN); /* it may be published as something else */
@@ -660,6 +734,7 @@ int kvp_seq_truncate(struct kvp_seq *seq, uint64_t n)
 	if (r < 0)
 		return r;
 	seq_drop_cells(seq, (n + width - 1) / width);
+	seq_drop_summaries(seq, n / width);
 	seq->n_tokens = n;
 	if (seq->committed > n)
 		seq->committed = n;
@@ -687,7 +762,9 @@ int kvp_seq_stats(const struct kvp_seq *seq, struct kvp_seq_stats *stats)
 		.reused_ram = seq->reused_ram,
 		.reused_spill = seq->reused_spill,
 		.published = atomic_load(&seq->tally->published),
-		.copied_bytes = seq->copied_bytes};
+		.copied_bytes = seq->copied_bytes,
+		.restored = seq->restored,
+		.private_blocks = seq_private_summaries(seq)};
 	for (uint64_t b = 0; b < seq->n_cells; b++) {
 		const struct cell *cell = seq->cells[b];
 

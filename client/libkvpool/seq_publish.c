@@ -177,8 +177,9 @@ static bool seq_batch_add(struct kvp_seq *seq, struct batch *batch, uint64_t b, 
 	}
 	if (!atomic_compare_exchange_strong(&cell->state, &open, CELL_SENT))
 		return true; /* a fork of this sequence was faster */
-	if (!cell_is_at_home(seq, cell) || !batch_add(batch, &cell->room, &seq->keys[b], b ? &seq->keys[b - 1] : &none,
-						   seq->map->block_tokens, seq->ns->block_bytes)) {
+	if (!cell_is_at_home(seq, cell) ||
+		!batch_add(batch, &cell->room, &seq->keys[b], b && !seq->summaries ? &seq->keys[b - 1] : &none,
+			seq->map->block_tokens, seq->ns->block_bytes)) {
 		atomic_store_explicit(&cell->state, CELL_REFUSED, memory_order_release);
 		seq->broken = true;
 		return false;
@@ -199,6 +200,7 @@ static bool seq_publish_block(struct kvp_seq *seq, struct batch *batch, uint64_t
 	case CELL_OPEN:
 		return seq_batch_add(seq, batch, b, healed);
 	case CELL_SENT:
+	case CELL_AWAY:
 		return true;
 	case CELL_REFUSED:
 		seq->broken = true;
@@ -214,7 +216,7 @@ static void seq_settle(struct kvp_seq *seq, uint64_t n_full)
 	while (seq->n_settled < n_full) {
 		const struct cell *cell = seq->cells[seq->n_settled];
 
-		if (cell && cell_state(cell) != CELL_STORED)
+		if (cell && cell_state(cell) != CELL_STORED && cell_state(cell) != CELL_AWAY)
 			break;
 		seq->n_settled++;
 	}
