@@ -34,6 +34,9 @@
 #define SANITIZED 0
 #endif
 
+/* Sums for comparison: out of the thread sanitizer's sight, too slow. */
+#define NO_TSAN __attribute__((no_sanitize("thread")))
+
 static const uint32_t attn_types[] = {KVATTN_F32, KVATTN_F16, KVATTN_BF16};
 static const uint32_t attn_block_sizes[] = {1, 16, 32, 64, 256};
 
