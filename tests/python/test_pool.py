@@ -195,6 +195,19 @@ def test_closing_in_any_order_lets_go_once(daemon):
     assert _sessions(daemon, 0)
 
 
+def test_a_batch_keeps_what_it_needs_until_it_has_ended(client):
+    ns = client.namespace("q", kvpool.Descriptor.opaque("test/1", 1 << 16, 16))
+    keys = [ns.key(f"{i}") for i in range(40)]
+    with client.queue(2) as queue:
+        queue.put(ns, keys, [bytes(1 << 16)] * 40, timeout=10)
+        queue.get(ns, keys, [bytearray(1 << 16) for _ in keys], timeout=10)
+        ns.close()
+        del ns
+        gc.collect()
+        done = queue.poll(10)
+        assert {d.op for d in done + (queue.poll(10) if len(done) < 2 else [])} == {"put", "get"}
+
+
 def _sessions(daemon, n, seconds=10):
     import json
     until = time.monotonic() + seconds

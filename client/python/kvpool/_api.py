@@ -102,9 +102,10 @@ class Counts(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """Of one batch. ``statuses``: a Status for each block; ``used_bytes``: of a get, their stored lengths."""
+    """Of one batch. ``op``: "get", "put" or "exists"; ``statuses``: a Status for each block; ``used_bytes``: their stored lengths."""
 
     tag: int
+    op: str
     statuses: List[Status]
     used_bytes: List[int]
 
@@ -584,12 +585,18 @@ class Queue:
             io.parts, io.n_parts = vector, len(memories)
             alive += [memories, vector]
         tag, self._next = self._next, self._next + 1
-        self._running[tag] = (ios, alive, ns._handle)
+        self._running[tag] = (ios, alive, ("", "get", "put", "exists")[op], ns._handle.use())
         result = _pool.kvp_submit(self._raw, ns._raw, op, ios, len(keys), _deadline(timeout), tag)
         if result < 0:
-            del self._running[tag]
+            self._end(tag)
         _check(result)
         return tag
+
+    def _end(self, tag: int) -> Tuple[Any, str]:
+        """The library has let go of a batch: its buffers may go."""
+        ios, _alive, op, ns = self._running.pop(tag)
+        ns.drop()
+        return ios, op
 
     def get(self, ns: Namespace, keys: Sequence[Key], buffers: Sequence, timeout: float = 0) -> int:
         """Copy blocks into ``buffers``: for each key a writable buffer, or a list of them. Return: the batch's tag."""
@@ -609,8 +616,8 @@ class Queue:
         count = _check(_pool.kvp_queue_poll(self._raw, raw, most, _deadline(timeout)))
         done = []
         for completion in raw[:count]:
-            ios, _alive, _ns = self._running.pop(completion.tag)
-            done.append(Completion(completion.tag, [Status(io.status) for io in ios], [io.used_bytes for io in ios]))
+            ios, op = self._end(completion.tag)
+            done.append(Completion(completion.tag, op, [Status(io.status) for io in ios], [io.used_bytes for io in ios]))
         return done
 
     def close(self) -> None:
@@ -618,7 +625,8 @@ class Queue:
         if self._handle is not None:
             self._handle.let_go()
         self._handle = None
-        self._running.clear()
+        for tag in list(self._running):
+            self._end(tag)
 
     def __enter__(self) -> "Queue":
         return self
