@@ -99,7 +99,7 @@ static void slot_push_free(struct ns *ns, struct slab *slab, uint32_t index)
 	slab->free_head = index + 1;
 	slab->n_free++;
 	if (!slab->withdrawn)
-		ns->n_free++;
+		ns_count_free(ns, slab, 1);
 	slab_set_open(slab);
 }
 
@@ -131,22 +131,41 @@ static struct slab *slab_to_fill(struct ns *ns, uint32_t node)
 	return best;
 }
 
-/* A free slot on @node, or else on the nearest one that has any. */
-static uint64_t slot_pop_free(struct ns *ns, uint32_t node)
+/* The nearest slab to @node with free slots, on a far node or elsewhere. */
+static struct slab *slab_nearest(struct ns *ns, uint32_t node, bool far)
+{
+	for (unsigned i = 0; i < TOPOLOGY_NODES_MAX; i++) {
+		struct slab *slab = slab_to_fill(ns, topology_near(ns->d->topology, node, i));
+
+		if (slab && slab->far == far)
+			return slab;
+	}
+	return NULL;
+}
+
+#define SLOT_NEAR 1u
+#define SLOT_FAR 2u
+
+/* A free slot on @node, or else on the nearest one that has any; on far nodes last. */
+static uint64_t slot_pop_free(struct ns *ns, uint32_t node, unsigned where)
 {
 	struct slab *best = NULL;
 	uint32_t index;
 
 	if (!ns->n_free)
 		return NO_SLOT;
-	for (unsigned i = 0; i < TOPOLOGY_NODES_MAX && !best; i++)
-		best = slab_to_fill(ns, topology_near(ns->d->topology, node, i));
+	if (node < TOPOLOGY_NODES_MAX && where & SLOT_NEAR) /* that very one, far or not */
+		best = slab_to_fill(ns, node);
+	if (!best && where & SLOT_NEAR && ns->n_free > ns->n_free_far)
+		best = slab_nearest(ns, node, false);
+	if (!best && where & SLOT_FAR && ns->n_free_far)
+		best = slab_nearest(ns, node, true);
 	if (!best)
 		return NO_SLOT;
 	index = best->free_head - 1;
 	best->free_head = best->slots[index].next;
 	best->n_free--;
-	ns->n_free--;
+	ns_count_free(ns, best, -1);
 	slab_set_open(best);
 	return (uint64_t)best->place * ns->head->slots_per_slab + index;
 }
@@ -186,7 +205,7 @@ static void grant_unlink(struct member *member, uint64_t slot)
 
 uint64_t block_grant(struct ns *ns, struct member *member, uint32_t node, uint64_t *generation)
 {
-	uint64_t slot = slot_pop_free(ns, node);
+	uint64_t slot = slot_pop_free(ns, node, ns->near_stuck ? SLOT_NEAR | SLOT_FAR : SLOT_NEAR);
 
 	if (slot == NO_SLOT)
 		return slot;
@@ -388,7 +407,7 @@ void block_publish_grant(struct member *member, const struct kvp_wire_item *item
 
 uint64_t block_begin_fill(struct ns *ns, struct entry *e)
 {
-	uint64_t slot = slot_pop_free(ns, TOPOLOGY_ANY);
+	uint64_t slot = slot_pop_free(ns, TOPOLOGY_ANY, SLOT_NEAR | SLOT_FAR);
 
 	if (slot == NO_SLOT)
 		return slot;
@@ -500,7 +519,7 @@ bool block_drop_slab(struct ns *ns, struct slab *slab)
 	return done;
 }
 
-bool block_move(struct entry *e, struct slab *away_from)
+static bool block_move_to(struct entry *e, const struct slab *away_from, unsigned where)
 {
 	struct ns *ns = e->ns;
 	struct index index = block_index(ns);
@@ -509,7 +528,7 @@ bool block_move(struct entry *e, struct slab *away_from)
 
 	if (block_is_held(e))
 		return false;
-	to = slot_pop_free(ns, away_from->node);
+	to = slot_pop_free(ns, away_from->node, where);
 	if (to == NO_SLOT)
 		return false;
 	block_set_word(ns, to, kvp_word_generation(block_word(ns, to)), KVP_BLOCK_RESTORING);
@@ -536,6 +555,19 @@ bool block_move(struct entry *e, struct slab *away_from)
 	e->stamp = (uint32_t)stamp;
 	policy_touch(ns, e);
 	block_free(ns, from);
+	return true;
+}
+
+bool block_move(struct entry *e, struct slab *away_from)
+{
+	return block_move_to(e, away_from, SLOT_NEAR | SLOT_FAR);
+}
+
+bool block_demote(struct entry *e)
+{
+	if (!block_move_to(e, ns_slab_of(e->ns, e->slot), SLOT_FAR))
+		return false;
+	gauge_add(&e->ns->row->counters.demoted, 1);
 	return true;
 }
 
@@ -647,6 +679,7 @@ static bool adopt_published(struct ns *ns, struct slab *slab, uint64_t slot)
 	slab->slots[slot_index(ns, slot)].who = e;
 	e->stamp = 0;
 	session_pins(ns->d, slab->place, slot_index(ns, slot), &e->stamp);
+	e->far = slab->far;
 	if (e->parent)
 		ns_entry_set_hot(e, slot);
 	else

@@ -23,7 +23,8 @@
 #include "session.h"
 
 /** block_grant() - Return: a slot, or NO_SLOT: none free in this namespace now. */
-uint64_t block_grant(struct ns *ns, struct member *member, uint32_t node, uint64_t *generation);
+uint64_t block_grant(
+	struct ns *ns, struct member *member, uint32_t node, uint64_t *generation); /* far ones as ns_room() has it */
 /** block_release_grant() - a GRANTED or TAKEN slot of @member becomes free. Return: false: that grant does not stand. */
 bool block_release_grant(struct member *member, uint64_t slot, uint64_t generation);
 /** block_release_all_grants() - its session is gone. */
@@ -58,6 +59,9 @@ struct entry *block_entry(struct ns *ns, const struct kvp_wire_item *item);
 /** block_move() - copy a published block out of a withdrawn slab to a free slot of its namespace. Return: false: pinned, no slot,
  *  or its bytes are broken. */
 bool block_move(struct entry *e, struct slab *away_from);
+
+/** block_demote() - move it to a far node, where it is used in place. Return: false: as block_move(). */
+bool block_demote(struct entry *e);
 
 /** block_repair_index() - after a restart, first: take out hints that are wrong or there twice; what is missing is put in
  *  with the block */

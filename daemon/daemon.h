@@ -43,6 +43,7 @@ struct daemon {
 	char *slab_failure; /* somebody who fills the budget wants to know: 256 bytes, why one could not be made */
 	struct leaving *leaving; /* slabs that clients still have mapped */
 	uint64_t leaving_bytes; /* what they occupy: out of the budget */
+	bool has_far; /* some node is topology_is_far() */
 	bool numa_warned;
 	bool pages_here, pages_short_said; /* pages.c's */
 

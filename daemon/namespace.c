@@ -96,6 +96,7 @@ static void ns_free(struct ns *ns)
 	if (ns->fd >= 0)
 		close(ns->fd);
 	free(ns->heap.at);
+	free(ns->far_heap.at);
 	free(ns->ghosts);
 	free(ns);
 }

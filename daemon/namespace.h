@@ -29,6 +29,7 @@ struct entry {
 	struct entry *parent;
 	struct entry *first_child, *next_sibling, *prev_sibling;
 	uint32_t n_hot_children;
+	uint32_t n_near_children; /* of these, not on a far node */
 	uint64_t slot; /* NO_SLOT: not hot */
 	uint64_t fill; /* while READING: the slot it lands in */
 	spill_place cold; /* 0: no copy in the store */
@@ -40,6 +41,7 @@ struct entry {
 	uint32_t
 		hold_until; /* tick: not evicted before; 0: no hold.  For blocks a reply has named, until they are pinned */
 	uint8_t io; /* enum entry_io */
+	bool far; /* while hot: its slot is on a far node */
 	bool doomed; /* forget it when its transfer has ended */
 	struct waiter *waiters; /* requests that wait for its read: tier.c's */
 	struct entry *queue_next; /* QUEUED */
@@ -87,8 +89,10 @@ struct ns {
 	uint32_t left_tick; /* when the last one left */
 	struct entry_table entries;
 	uint8_t *indexed; /* at a start: a bit for each slot whose hint was found good */
-	struct policy_heap heap;
+	struct policy_heap heap, far_heap; /* candidates for leaving their node: those elsewhere, those on far nodes */
 	uint64_t n_slots, n_free;
+	uint64_t n_free_far; /* of n_free: on far nodes */
+	bool near_stuck; /* all near memory is in use: grants come from the far nodes too */
 	uint64_t n_coming; /* slots of slabs being made for it */
 	uint32_t coming_on[TOPOLOGY_NODES_MAX]; /* by node: those slabs */
 	struct slab *open[TOPOLOGY_NODES_MAX]; /* by node: slabs with free slots, those in use longest first */
@@ -173,6 +177,8 @@ bool ns_entry_link(struct entry *e);
 /** ns_entry_set_hot(), ns_entry_set_cold_only() - keep the parent's count and the candidates in step */
 void ns_entry_set_hot(struct entry *e, uint64_t slot);
 void ns_entry_set_cold_only(struct entry *e);
+/** ns_entry_settle() - a transfer of its bytes has ended: it may be a candidate again */
+void ns_entry_settle(struct entry *e);
 /** ns_entry_drop() - neither hot nor cold any more: it goes, and what hangs below it and is only cold. Hot blocks below
  *  become first in line for eviction. One with a transfer under way goes when that has ended. */
 void ns_entry_drop(struct entry *e);
@@ -190,6 +196,17 @@ void ns_slab_came(struct ns *ns, uint32_t node, struct slab *slab);
  *  whoever wants some (NULL). */
 void ns_remove_slab(struct ns *ns, struct slab *slab, struct ns *heir);
 
+/* Free slots there are more, or fewer, in a slab of which slots are given out. */
+static inline void ns_count_free(struct ns *ns, const struct slab *slab, int64_t n)
+{
+	ns->n_free += (uint64_t)n;
+	ns->n_free_far += slab->far ? (uint64_t)n : 0;
+}
+/* Free slots for what is new: what lies far is for what has not been used for long, unless nothing else can be had. */
+static inline uint64_t ns_room(const struct ns *ns)
+{
+	return ns->near_stuck ? ns->n_free : ns->n_free - ns->n_free_far;
+}
 static inline struct slab *ns_slab_of(const struct ns *ns, uint64_t slot)
 {
 	uint64_t place = slot / ns->head->slots_per_slab;

@@ -176,6 +176,27 @@ struct entry *ns_entry_above(struct ns *ns, const struct kvp_key *key)
 	return e || !ns->base ? e : ns_entry(ns->base, key);
 }
 
+/* May it leave its node as far as those below it go?  A block on a far node leaves memory; from elsewhere it may go there. */
+static bool entry_may_go(const struct entry *e)
+{
+	return e->slot != NO_SLOT && !(e->far ? e->n_hot_children : e->n_near_children);
+}
+
+/* @e became hot (1), or is hot no more (-1): what its parent counts, and whether that may go. */
+static void parent_count(const struct entry *e, int sign)
+{
+	struct entry *parent = e->parent;
+
+	if (!parent)
+		return;
+	parent->n_hot_children += (uint32_t)sign;
+	parent->n_near_children += e->far ? 0 : (uint32_t)sign;
+	if (!entry_may_go(parent))
+		policy_remove(parent->ns, parent);
+	else if (sign < 0)
+		policy_add(parent->ns, parent);
+}
+
 bool ns_entry_link(struct entry *e)
 {
 	if (e->parent || kvp_key_is_none(&e->parent_key))
@@ -187,10 +208,8 @@ bool ns_entry_link(struct entry *e)
 	if (e->next_sibling)
 		e->next_sibling->prev_sibling = e;
 	e->parent->first_child = e;
-	if (e->slot != NO_SLOT) {
-		e->parent->n_hot_children++;
-		policy_remove(e->parent->ns, e->parent);
-	}
+	if (e->slot != NO_SLOT)
+		parent_count(e, 1);
 	return true;
 }
 
@@ -206,9 +225,9 @@ static void ns_entry_unlink(struct entry *e)
 		parent->first_child = e->next_sibling;
 	if (e->next_sibling)
 		e->next_sibling->prev_sibling = e->prev_sibling;
+	if (e->slot != NO_SLOT)
+		parent_count(e, -1);
 	e->parent = e->next_sibling = e->prev_sibling = NULL;
-	if (e->slot != NO_SLOT && --parent->n_hot_children == 0 && parent->slot != NO_SLOT)
-		policy_add(parent->ns, parent);
 }
 
 struct entry *ns_entry_add(struct ns *ns, const struct kvp_key *key, const struct kvp_key *parent)
@@ -233,9 +252,9 @@ struct entry *ns_entry_add(struct ns *ns, const struct kvp_key *key, const struc
 void ns_entry_set_hot(struct entry *e, uint64_t slot)
 {
 	e->slot = slot;
-	if (e->parent && e->parent->n_hot_children++ == 0)
-		policy_remove(e->parent->ns, e->parent);
-	if (!e->n_hot_children)
+	e->far = ns_slab_of(e->ns, slot)->far;
+	parent_count(e, 1);
+	if (entry_may_go(e))
 		policy_add(e->ns, e);
 }
 
@@ -243,8 +262,14 @@ void ns_entry_set_cold_only(struct entry *e)
 {
 	policy_remove(e->ns, e);
 	e->slot = NO_SLOT;
-	if (e->parent && --e->parent->n_hot_children == 0 && e->parent->slot != NO_SLOT)
-		policy_add(e->parent->ns, e->parent);
+	parent_count(e, -1);
+	e->far = false;
+}
+
+void ns_entry_settle(struct entry *e)
+{
+	if (entry_may_go(e))
+		policy_add(e->ns, e);
 }
 
 static void ns_entry_free(struct entry *e)
@@ -326,7 +351,7 @@ static bool entry_settle(struct entry *e)
 {
 	bool linked = ns_entry_link(e);
 
-	if (e->slot != NO_SLOT && !e->n_hot_children)
+	if (entry_may_go(e))
 		policy_add(e->ns, e); /* a child that is linked later takes it out again */
 	return linked || e->slot != NO_SLOT;
 }

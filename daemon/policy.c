@@ -36,9 +36,14 @@ static void policy_down(struct policy_heap *heap, uint32_t i, struct entry *e)
 	policy_put(heap, i, e);
 }
 
+static struct policy_heap *policy_heap_of(struct ns *ns, const struct entry *e)
+{
+	return e->far ? &ns->far_heap : &ns->heap;
+}
+
 bool policy_add(struct ns *ns, struct entry *e)
 {
-	struct policy_heap *heap = &ns->heap;
+	struct policy_heap *heap = policy_heap_of(ns, e);
 
 	if (e->heap_index)
 		return true;
@@ -58,7 +63,7 @@ bool policy_add(struct ns *ns, struct entry *e)
 
 void policy_remove(struct ns *ns, struct entry *e)
 {
-	struct policy_heap *heap = &ns->heap;
+	struct policy_heap *heap = policy_heap_of(ns, e);
 	uint32_t i = e->heap_index;
 	struct entry *last;
 
@@ -74,14 +79,26 @@ void policy_remove(struct ns *ns, struct entry *e)
 
 void policy_touch(struct ns *ns, struct entry *e)
 {
+	struct policy_heap *heap = policy_heap_of(ns, e);
+
 	if (!e->heap_index)
 		return;
-	e->order = ns->heap.next_order++;
-	policy_up(&ns->heap, e->heap_index, e);
-	policy_down(&ns->heap, e->heap_index, e);
+	e->order = heap->next_order++;
+	policy_up(heap, e->heap_index, e);
+	policy_down(heap, e->heap_index, e);
+}
+
+struct entry *policy_first_near(struct ns *ns)
+{
+	return ns->heap.n ? ns->heap.at[1] : NULL;
+}
+
+struct entry *policy_first_far(struct ns *ns)
+{
+	return ns->far_heap.n ? ns->far_heap.at[1] : NULL;
 }
 
 struct entry *policy_first(struct ns *ns)
 {
-	return ns->heap.n ? ns->heap.at[1] : NULL;
+	return ns->far_heap.n ? ns->far_heap.at[1] : policy_first_near(ns);
 }

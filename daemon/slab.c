@@ -414,6 +414,7 @@ static bool slab_begin(struct daemon *d, struct maker_old *olds, uint64_t bytes,
 			.use = KVP_SLAB_SPARE,
 			.guard = GUARD_NONE,
 			.pages = pages_next(d),
+			.far = topology_is_far(d->topology, node),
 			.number = atomic_fetch_add(&d->pool.stats->next_number, 1)};
 		r = slab_make_object(d, slab);
 		if (r < 0 && !slab_fall_back(d, slab, r)) {
@@ -467,8 +468,12 @@ struct slab *slab_take_spare(struct daemon *d, uint64_t bytes, uint32_t node, bo
 	unsigned n = only_there ? 1 : topology_n_nodes(d->topology);
 	struct slab *slab = NULL;
 
-	for (unsigned k = 0; k < n && !slab; k++)
-		slab = slab_find_spare(d, bytes, topology_near(d->topology, node, k));
+	for (unsigned k = 0; k < n && !slab; k++) {
+		unsigned i = topology_near(d->topology, node, k);
+
+		if (i == node || !topology_is_far(d->topology, i))
+			slab = slab_find_spare(d, bytes, i);
+	}
 	return slab;
 }
 
@@ -480,7 +485,8 @@ bool slab_request(struct daemon *d, uint64_t bytes, uint32_t node, bool only_the
 
 	for (unsigned k = 0; k < n && room < bytes; k++) {
 		i = topology_near(d->topology, node, k);
-		room = budget_room(d, i) + d->nodes[i].spare;
+		if (i == node || !topology_is_far(d->topology, i))
+			room = budget_room(d, i) + d->nodes[i].spare;
 	}
 	if (room < bytes || !slab_has_place(d))
 		return false;
@@ -559,7 +565,7 @@ void slab_set_open(struct slab *slab)
 void slab_withdraw(struct slab *slab)
 {
 	if (!slab->withdrawn)
-		slab->ns->n_free -= slab->n_free;
+		ns_count_free(slab->ns, slab, -(int64_t)slab->n_free);
 	slab->withdrawn = true;
 	slab_set_open(slab);
 }
@@ -569,7 +575,7 @@ void slab_give_again(struct slab *slab)
 	if (!slab->withdrawn || slab->condemned)
 		return;
 	slab->withdrawn = false;
-	slab->ns->n_free += slab->n_free;
+	ns_count_free(slab->ns, slab, slab->n_free);
 	slab_set_open(slab);
 }
 
@@ -661,6 +667,7 @@ static bool slab_adopt(struct daemon *d, uint32_t place)
 	for (unsigned i = 0; i < topology_n_nodes(d->topology); i++)
 		if (topology_node_id(d->topology, i) == row->node)
 			slab->node = i;
+	slab->far = topology_is_far(d->topology, slab->node);
 	slab->map = shm_map(fd, bytes);
 	if (!slab->map) {
 		slab->fd = fd;
@@ -852,6 +859,8 @@ int slab_start(struct daemon *d, char message[256])
 	d->slabs = calloc(d->pool.header->max_places, sizeof(*d->slabs));
 	if (!d->slabs || slab_maker_start(d) < 0)
 		return -ENOMEM;
+	for (unsigned i = 0; i < topology_n_nodes(d->topology); i++)
+		d->has_far |= topology_is_far(d->topology, i);
 	r = pages_start(d, message);
 	if (r == 0)
 		r = budget_start(d, message);

@@ -22,7 +22,7 @@ struct slab_slot { /* the daemon's own side of a slot */
 
 struct slab {
 	uint32_t place;
-	uint32_t node; /* index into topology */
+	uint32_t node; /* index into topology; chosen by itself it is never a far one */
 	uint64_t number;
 	uint64_t bytes;
 	enum kvp_slab_use use;
@@ -37,6 +37,7 @@ struct slab {
 	int guard; /* while client_writable */
 	bool withdrawn; /* no slot of it is given out, and its free ones are not counted as free */
 	bool condemned; /* and it goes when the last transfer in it has ended */
+	bool far; /* its node has no CPUs while others have */
 	bool bound;
 	enum kvp_pages pages; /* of what its object is made; it lies in pages_dir() of that */
 	uint64_t huge; /* bytes of it in pages larger than 4k */

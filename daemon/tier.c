@@ -356,8 +356,7 @@ static void tier_written(void *owner, int res, spill_place place)
 		e->cold = place;
 		gauge_add(&ns->row->counters.clean, 1);
 	}
-	if (!e->n_hot_children)
-		policy_add(ns, e);
+	ns_entry_settle(e);
 	if (ns->d->tier->drain) {
 		ns->d->tier->drain->n_done += res == 0;
 		ns->d->tier->drain->n_failed += res < 0;
@@ -451,14 +450,14 @@ static uint64_t tier_coming(const struct ns *ns)
 
 /* Evict, or start to write, the oldest candidates, until @want slots are free or coming. Return: 1; 0: they never will be,
    the rest is in use; -EAGAIN: the store takes no more writes now; -EINTR: so many looks did not do it. */
-static int tier_evict_oldest(struct ns *ns, uint64_t want, unsigned looks_max)
+static int tier_evict_from(struct ns *ns, bool far, uint64_t want, unsigned looks_max)
 {
 	struct daemon *d = ns->d;
 	struct entry *first_held = NULL;
 	bool spill = tier_on(d);
 
 	for (unsigned looks = 0; looks < looks_max && ns->n_free + tier_coming(ns) < want; looks++) {
-		struct entry *e = policy_first(ns);
+		struct entry *e = far ? policy_first_far(ns) : policy_first_near(ns);
 		uint32_t place, index, stamp;
 
 		if (!e || e == first_held)
@@ -466,7 +465,7 @@ static int tier_evict_oldest(struct ns *ns, uint64_t want, unsigned looks_max)
 		place = (uint32_t)(e->slot / ns->head->slots_per_slab);
 		index = (uint32_t)(e->slot % ns->head->slots_per_slab);
 		stamp = e->stamp;
-		if (session_pins(d, place, index, &stamp) || block_is_held(e)) {
+		if (session_pins(d, place, index, &stamp) || block_is_held(e) || e->n_hot_children) {
 			if (!first_held)
 				first_held = e;
 			e->stamp = daemon_tick(d);
@@ -494,6 +493,66 @@ static int tier_evict_oldest(struct ns *ns, uint64_t want, unsigned looks_max)
 		}
 	}
 	return ns->n_free + tier_coming(ns) < want ? -EINTR : 1;
+}
+
+/* What lies far was used least lately: it goes first. */
+static int tier_evict_oldest(struct ns *ns, uint64_t want, unsigned looks_max)
+{
+	int r = policy_first_far(ns) ? tier_evict_from(ns, true, want, looks_max) : 0;
+
+	return r ? r : tier_evict_from(ns, false, want, looks_max);
+}
+
+/* A free slot on a far node, or one that comes. Return: slots free there now. */
+static uint64_t tier_far_room(struct ns *ns, uint32_t node)
+{
+	for (unsigned k = 0; !ns->n_free_far && k < topology_n_nodes(ns->d->topology); k++) {
+		uint32_t i = topology_near(ns->d->topology, node, k);
+
+		if (topology_is_far(ns->d->topology, i) && !ns->coming_on[i])
+			ns_add_slab(ns, i, true);
+	}
+	return ns->n_free_far;
+}
+
+/* Nodes without CPUs are a tier between: what was used least lately moves there, a bounded piece a call, before anything has to
+   leave memory, and is used there in place.  Nothing comes back up: its use there costs less than a copy each way, and what
+   is read back or published again is near anyway. */
+static void tier_demote(struct ns *ns, uint64_t want)
+{
+	struct entry *first_held = NULL;
+	uint64_t moved = 0;
+
+	ns->near_stuck = false;
+	for (unsigned looks = 0; ns_room(ns) < want && looks < LOOKS_MAX && moved < MOVE_MAX; looks++) {
+		struct entry *e = policy_first_near(ns);
+		uint32_t stamp;
+		bool pinned;
+
+		if (!e || e == first_held)
+			break;
+		stamp = e->stamp;
+		pinned = session_pins(ns->d, (uint32_t)(e->slot / ns->head->slots_per_slab),
+			(uint32_t)(e->slot % ns->head->slots_per_slab), &stamp);
+		if (!pinned && stamp != e->stamp && !block_is_held(e)) { /* used since it was put in order */
+			e->stamp = stamp;
+			policy_touch(ns, e);
+			continue;
+		}
+		if (!pinned && !block_is_held(e) && !tier_far_room(ns, ns_slab_of(ns, e->slot)->node))
+			return;
+		if (!pinned && block_demote(e)) {
+			moved += ns->head->block_stride;
+			continue;
+		}
+		first_held = first_held ? first_held : e;
+		e->stamp = daemon_tick(ns->d);
+		policy_touch(ns, e);
+	}
+	/* everything is in use: what is new may lie far too */
+	ns->near_stuck = !moved && !ns_room(ns) && !ns->n_coming && !tier_coming(ns);
+	if (ns->near_stuck)
+		tier_far_room(ns, TOPOLOGY_ANY);
 }
 
 /* Are all its slots free, or blocks that nobody holds now? */
@@ -694,26 +753,35 @@ uint64_t tier_make_room(struct ns *ns, uint64_t want, uint32_t node)
 {
 	uint64_t now;
 
+	if (topology_is_far(ns->d->topology, node)) { /* asked for by name */
+		if (ns->open[node] || (!ns->coming_on[node] && ns_add_slab(ns, node, true) && ns->open[node]))
+			return ns->n_free_far;
+		node = TOPOLOGY_ANY;
+	}
 	/* free slots elsewhere do not keep a caller from memory near it, if there is some to spare */
 	if (node != TOPOLOGY_ANY && ns->n_free + ns->n_coming && !ns->coming_on[node] && !ns->open[node])
 		ns_add_slab(ns, node, true);
-	while (ns->n_free + ns->n_coming < want && ns_add_slab(ns, node, false))
+	while (ns_room(ns) + ns->n_coming < want && ns_add_slab(ns, node, false))
 		;
-	if (ns->n_free + ns->n_coming + tier_coming(ns) >= want)
-		return ns->n_free;
+	if (ns->d->has_far)
+		tier_demote(ns, want);
+	if (ns_room(ns) + ns->n_coming + tier_coming(ns) >= want)
+		return ns_room(ns);
 	now = loop_now();
 	if (now < ns->no_room_until_ns)
-		return ns->n_free;
+		return ns_room(ns);
 	if (now >= ns->steal_after_ns && !tier_steal(ns, tier_idle_donor(ns)))
 		ns->steal_after_ns = now + STEAL_NS;
-	if (ns->n_free + ns->n_coming + tier_coming(ns) >= want)
-		return ns->n_free; /* what comes is worth more than what would go for it */
-	tier_evict_oldest(ns, want, LOOKS_MAX);
-	if (!ns->n_free && !tier_coming(ns) && !ns->n_coming && !tier_steal(ns, tier_largest_donor(ns))) {
+	if (ns_room(ns) + ns->n_coming + tier_coming(ns) >= want)
+		return ns_room(ns); /* what comes is worth more than what would go for it */
+	tier_evict_oldest(ns, ns->n_free - ns_room(ns) + want, LOOKS_MAX);
+	if (ns->d->has_far)
+		tier_demote(ns, want);
+	if (!ns_room(ns) && !tier_coming(ns) && !ns->n_coming && !tier_steal(ns, tier_largest_donor(ns))) {
 		ns->no_room_until_ns = now + RETRY_NS;
 		ns->d->holds_wanted = true;
 	}
-	return ns->n_free;
+	return ns_room(ns);
 }
 
 /* ---- RESERVE ---- */
@@ -807,7 +875,7 @@ void tier_serve(struct ns *ns)
 		job_publish_step(job);
 	}
 	tier_start_reads(ns);
-	if (ready && ns->n_free < ready)
+	if (ready && ns_room(ns) < ready)
 		tier_make_room(ns, ready, TOPOLOGY_ANY);
 }
 

@@ -176,6 +176,16 @@ bool topology_has_cpus(const struct topology *t, unsigned i)
 	return i >= t->n_nodes || hwloc_bitmap_isset(t->with_cpus, t->nodes[i]->os_index);
 }
 
+bool topology_is_far(const struct topology *t, unsigned i)
+{
+	if (!t || topology_has_cpus(t, i))
+		return false;
+	for (unsigned j = 0; j < t->n_nodes; j++)
+		if (topology_has_cpus(t, j))
+			return true;
+	return false;
+}
+
 uint32_t topology_index(const struct topology *t, uint32_t id)
 {
 	struct hwloc_distances_s *distances = NULL;

@@ -27,6 +27,9 @@ unsigned topology_n_cpus(const struct topology *topology); /* we may use; at lea
 uint64_t topology_node_memory(const struct topology *topology, unsigned i); /* its size */
 bool topology_has_cpus(const struct topology *topology, unsigned i);
 
+/** topology_is_far() - memory only (CXL, say), while other nodes have CPUs: what is used less lies there */
+bool topology_is_far(const struct topology *topology, unsigned i);
+
 /** topology_index() - index of the kernel's node @id, or of the nearest one with memory; TOPOLOGY_ANY for an unknown one */
 uint32_t topology_index(const struct topology *topology, uint32_t id);
 

@@ -229,6 +229,143 @@ static void where_binding_is_refused_there_is_one_warning_and_all_goes_on_unboun
 	wire_close(&f->w);
 }
 
+#define WITH_CXL "pack:1 [numa(memory=64MB)] [numa(memory=64MB)] pu:1" /* node 1 has no CPUs */
+#define SLOTS 32u /* on each of its nodes */
+
+/* A pool of which half lies on a node without CPUs, and @n blocks in it: chains of @chain. */
+static void given_tiers(struct fixture *f, struct wire_ns *ns, unsigned n, unsigned chain)
+{
+	assert_int_equal(start(f, WITH_CXL, "node0=2M,node1=2M"), 0);
+	assert_int_equal(node_row(f, 0)->has_cpus, 1);
+	assert_int_equal(node_row(f, 1)->has_cpus, 0);
+	assert_int_equal(wire_open(&f->w, f->host.socket), 0);
+	assert_int_equal(wire_join(&f->w, ns, "m", BLOCK), 0);
+	for (unsigned k = 0; k < n; k++) {
+		struct kvp_key key = wire_key(k), parent = wire_key(k - 1);
+
+		assert_int_equal(wire_put(ns, &key, k % chain ? &parent : NULL, k, 3000), KVP_PUB_STORED);
+		if (k % 8 == 7)
+			wire_sleep_ms(40); /* another tick: the order is known */
+	}
+}
+
+/* Which node block @k is on, its bytes being right; UINT32_MAX: it is not in memory. */
+static uint32_t lies_on(struct wire_ns *ns, uint64_t k)
+{
+	struct kvp_key key = wire_key(k);
+	struct wire_pinned pinned;
+	uint32_t node;
+
+	if (wire_pin(ns, &key, &pinned) != 1)
+		return UINT32_MAX;
+	assert_true(wire_right(pinned.data, pinned.used_bytes, k));
+	node = node_of(ns, pinned.slot);
+	wire_unpin(ns, &pinned);
+	return node;
+}
+
+static uint64_t demoted(struct fixture *f, const struct wire_ns *ns)
+{
+	return atomic_load(&host_ns_row(&f->host, ns->id)->counters.demoted);
+}
+
+static void what_was_used_least_lately_moves_to_the_node_without_cpus_before_it_leaves_memory(void **state)
+{
+	struct fixture *f = *state;
+	struct wire_ns ns;
+
+	given_tiers(f, &ns, 2 * SLOTS, 1);
+	for (uint64_t k = 0; k < 2 * SLOTS; k++)
+		assert_int_equal(lies_on(&ns, k), k < SLOTS); /* all are there: the older half on node 1 */
+	assert_int_equal(demoted(f, &ns), SLOTS);
+	assert_int_equal(atomic_load(&host_ns_row(&f->host, ns.id)->counters.evicted), 0);
+	for (uint64_t k = 0; k < SLOTS; k++)
+		assert_int_equal(lies_on(&ns, k), 1); /* read in place: using it brings none back */
+	assert_true(host_conserves(&f->host));
+	wire_leave(&ns);
+	wire_close(&f->w);
+}
+
+static void what_is_new_lies_near_and_what_leaves_memory_leaves_the_far_node(void **state)
+{
+	struct fixture *f = *state;
+	struct wire_ns ns;
+	unsigned there = 0;
+
+	given_tiers(f, &ns, 4 * SLOTS, 1);
+	for (uint64_t k = 3 * SLOTS; k < 4 * SLOTS; k++)
+		assert_int_equal(lies_on(&ns, k), 0);
+	for (uint64_t k = 2 * SLOTS; k < 3 * SLOTS; k++)
+		assert_int_equal(lies_on(&ns, k), 1);
+	for (uint64_t k = 0; k < 2 * SLOTS; k++)
+		there += lies_on(&ns, k) != UINT32_MAX;
+	assert_int_equal(there, 0);
+	assert_true(host_conserves(&f->host));
+	wire_leave(&ns);
+	wire_close(&f->w);
+}
+
+static void a_whole_chain_moves_there_not_only_its_last_block(void **state)
+{
+	struct fixture *f = *state;
+	struct wire_ns ns;
+
+	given_tiers(f, &ns, 2 * SLOTS, SLOTS);
+	for (uint64_t k = 0; k < 2 * SLOTS; k++)
+		assert_int_equal(lies_on(&ns, k), k < SLOTS);
+	assert_true(host_conserves(&f->host));
+	wire_leave(&ns);
+	wire_close(&f->w);
+}
+
+static void where_all_near_memory_is_held_a_grant_comes_from_the_far_node(void **state)
+{
+	struct fixture *f = *state;
+	struct wire_ns ns;
+	struct wire_pinned pinned[SLOTS];
+
+	given_tiers(f, &ns, SLOTS, 1);
+	for (uint64_t k = 0; k < SLOTS; k++) {
+		struct kvp_key key = wire_key(k);
+
+		assert_int_equal(wire_pin(&ns, &key, &pinned[k]), 1);
+	}
+	assert_int_equal(given_on(&ns, 0), 1);
+	assert_int_equal(demoted(f, &ns), 0);
+	for (unsigned k = 0; k < SLOTS; k++)
+		wire_unpin(&ns, &pinned[k]);
+	assert_int_equal(given_on(&ns, 0), 0); /* let go: one moves, and there is near memory again */
+	assert_int_equal(demoted(f, &ns), 1);
+	assert_int_equal(given_on(&ns, 1), 1); /* asked for by name: that very node */
+	wire_leave(&ns);
+	wire_close(&f->w);
+}
+
+static void both_tiers_survive_a_killed_daemon(void **state)
+{
+	struct fixture *f = *state;
+	struct wire_ns ns;
+
+	given_tiers(f, &ns, 2 * SLOTS, SLOTS);
+	wire_leave(&ns);
+	wire_close(&f->w);
+	host_kill(&f->host);
+	assert_int_equal(host_start(&f->host, NULL), 0);
+	assert_int_equal(wire_open(&f->w, f->host.socket), 0);
+	assert_int_equal(wire_join(&f->w, &ns, "m", BLOCK), 0);
+	for (uint64_t k = 0; k < 2 * SLOTS; k++)
+		assert_int_equal(lies_on(&ns, k), k < SLOTS);
+	for (uint64_t k = 100; k < 100 + SLOTS; k++) {
+		struct kvp_key key = wire_key(k);
+
+		assert_int_equal(wire_put(&ns, &key, NULL, k, 3000), KVP_PUB_STORED);
+		assert_int_equal(lies_on(&ns, k), 0);
+	}
+	assert_true(host_conserves(&f->host));
+	wire_leave(&ns);
+	wire_close(&f->w);
+}
+
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
@@ -242,6 +379,11 @@ int main(void)
 		TEST(a_reserve_waits_for_memory_near_it_while_that_is_being_made),
 		TEST(a_reader_is_told_on_which_node_a_block_lies),
 		TEST(slabs_stay_on_their_nodes_over_a_restart),
+		TEST(what_was_used_least_lately_moves_to_the_node_without_cpus_before_it_leaves_memory),
+		TEST(what_is_new_lies_near_and_what_leaves_memory_leaves_the_far_node),
+		TEST(a_whole_chain_moves_there_not_only_its_last_block),
+		TEST(where_all_near_memory_is_held_a_grant_comes_from_the_far_node),
+		TEST(both_tiers_survive_a_killed_daemon),
 		TEST(where_binding_is_refused_there_is_one_warning_and_all_goes_on_unbound),
 	};
 
