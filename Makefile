@@ -189,6 +189,9 @@ $(BUILD)/test/prog_%: $(BUILD)/obj/tests/system/prog_%.o $(BUILD)/libkvpool.a $(
 $(BUILD)/kvbench-%: $(BUILD)/obj/tests/bench/%.o $(CLIENT_A)
 	$(call note,LD,$@)
 	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o %.a,$^) $(call pkg,libsodium lmdb hiredis) $(ATTN_LIBS) -o $@
+$(BUILD)/kvbench-quality: $(BUILD)/obj/tests/bench/quality.o $(BUILD)/obj/kvengine.a $(CLIENT_A)
+	$(call note,LD,$@)
+	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o %.a,$^) $(ENGINE_LIBS) $(ATTN_LIBS) -o $@
 PEERS_HERE := $(if $(wildcard /usr/include/lmdb.h),$(if $(wildcard /usr/include/hiredis/hiredis.h),yes))
 $(BUILD)/obj/tests/bench/%.o: ALL_CFLAGS += -I/usr/include/hiredis
 
@@ -283,6 +286,11 @@ bench: deps-bench ## kvctl bench: pin, publish, share, spill and attention, besi
 bench-attn: deps-build ## kvctl bench attn: attention beside the machine's read ceiling
 	$(sub) all
 	@$(BUILD)/kvctl bench attn --self && echo "bench-attn: ok"
+
+.PHONY: bench-quality
+bench-quality: deps-build ## what each type of K and V, and attention to a part of the keys, costs in quality
+	$(sub) $(BUILD)/kvbench-quality
+	@$(BUILD)/kvbench-quality
 
 check-vm: deps ## boot virtual machines with systemd and run kvpool there as a service (root; QEMU; VM=nodes: that part)
 	$(sub) all $(SYSTEM_PROGRAMS)

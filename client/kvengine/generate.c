@@ -2,6 +2,7 @@
 #include "generate.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -17,8 +18,7 @@ struct run {
 	const struct generate_opts *opts;
 	struct generate_result *result;
 	struct error *error;
-	struct kvattn_table table;
-	struct kvattn_opts attn;
+	struct attend_state attend;
 	float *tile_k; /* K of int4: [layer][16][n_kv_heads * head_dim], the rows so far of the tile that is not full */
 };
 
@@ -81,7 +81,7 @@ static int run_store(
 
 	for (uint32_t done = 0, take; done < n; done += take) {
 		uint32_t index;
-		void *block = run->store->ops->block(run->store, first + done, &index);
+		void *block = run->store->ops->block(run->store, first - run->attend.n_dropped + done, &index);
 		int r;
 
 		if (!block)
@@ -99,19 +99,9 @@ static int run_store(
 static int run_attend(
 	void *context, uint32_t layer, uint64_t first, uint32_t n, const float *q, float *out, size_t stride)
 {
-	const struct run *run = context;
-	const struct kvattn_seq seq = {
-		.table = run->table,
-		.q = q,
-		.out = out,
-		.q_stride = stride,
-		.out_stride = stride,
-		.n_q = n,
-		.q_end = first + n,
-		.causal = 1,
-	};
+	struct run *run = context;
 
-	return kvattn_attend(&run->store->geom[layer], &seq, 1, &run->attn);
+	return attend_rows(&run->attend, layer, first, n, q, out, stride);
 }
 
 /* Compute tokens first .. first + n - 1 of the result's ids; the last one's logits if @want_logits. */
@@ -122,15 +112,17 @@ static int run_tokens(struct run *run, uint64_t first, uint64_t n, bool want_log
 
 	if (r < 0)
 		return (int)r;
-	r = run->store->ops->table(run->store, &run->table);
+	r = attend_begin(&run->attend);
 	if (r < 0)
 		return error_set(run->error, (int)r, "the block table cannot be had: %s", strerror((int)-r));
 	r = forward_run(&run->forward, run->result->ids + first, (uint32_t)n, first, want_logits ? 1 : 0, &attention);
+	if (r == -ESTALE)
+		return (int)r; /* said */
 	if (r < 0)
 		return error_set(run->error, (int)r, "the forward pass at token %llu failed: %s",
 			(unsigned long long)first, strerror((int)-r));
 	run->result->forward_tokens += n;
-	r = run->store->ops->commit(run->store, first + n, run->error);
+	r = run->store->ops->commit(run->store, first - run->attend.n_dropped + n, run->error);
 	return r < 0 ? (int)r : 0;
 }
 
@@ -153,6 +145,7 @@ static int run_prompt(struct run *run)
 	struct generate_result *result = run->result;
 	const int64_t reused = run->store->ops->match(run->store, result->ids, result->n_ids, run->error);
 	struct kv_counts counts;
+	int r;
 
 	if (reused < 0)
 		return (int)reused;
@@ -160,7 +153,8 @@ static int run_prompt(struct run *run)
 	result->reused_ram = counts.reused_ram;
 	result->reused_spill = counts.reused_spill;
 	result->computed = result->n_ids - (uint64_t)reused;
-	return run_rest(run, (uint64_t)reused);
+	r = run_rest(run, (uint64_t)reused);
+	return r < 0 ? r : attend_prompt_ends(&run->attend);
 }
 
 static int run_step(struct run *run)
@@ -201,21 +195,15 @@ static int run_decode(struct run *run, uint32_t steps)
 	return 0;
 }
 
-static int run_all(struct run *run)
+static int run_counts(struct run *run)
 {
-	const double start = now_ms();
 	struct kv_counts counts;
-	int r;
 
-	r = run_prompt(run);
-	if (r < 0)
-		return r;
-	run->result->ttft_ms = now_ms() - start;
-	r = run_decode(run, run->opts->steps);
-	if (r < 0)
-		return r;
 	run->store->ops->counts(run->store, &counts);
 	run->result->copied_bytes = counts.copied_bytes;
+	run->result->restored = counts.restored;
+	if (run->attend.there)
+		run->result->attended = (double)run->attend.seen / (double)run->attend.there;
 	if (counts.lost > 0)
 		return error_set(run->error, -ESTALE,
 			"%llu blocks were taken away while in use (this process was stopped past the hold limit)",
@@ -223,31 +211,114 @@ static int run_all(struct run *run)
 	return 0;
 }
 
+static int run_generate(struct run *run)
+{
+	const double start = now_ms();
+	int r = run_prompt(run);
+
+	if (r < 0)
+		return r;
+	run->result->ttft_ms = now_ms() - start;
+	r = run_decode(run, run->opts->steps);
+	return r < 0 ? r : run_counts(run);
+}
+
+/* -log of the probability of @id, given the logits. */
+static double logits_loss(const float *logits, uint32_t n, uint32_t id)
+{
+	double top = -INFINITY, sum = 0;
+
+	for (uint32_t i = 0; i < n; i++)
+		top = logits[i] > top ? logits[i] : top;
+	for (uint32_t i = 0; i < n; i++)
+		sum += exp(logits[i] - top);
+	return top + log(sum) - logits[id];
+}
+
+/* The ids past the prompt one by one, as if each had been chosen. */
+static int run_score(struct run *run, const uint32_t *ids, uint64_t n, struct generate_score *score)
+{
+	struct generate_result *result = run->result;
+	const struct model *model = run->forward.model;
+	int r = run_prompt(run);
+
+	for (uint64_t i = result->prompt_tokens; r == 0 && i < n; i++) {
+		const float *logits = run->forward.logits;
+
+		score->best[i - result->prompt_tokens] = sampler_greedy(logits, model->n_vocab);
+		score->loss += logits_loss(logits, model->n_vocab, ids[i]);
+		result->ids[result->n_ids++] = ids[i];
+		if (i + 1 < n)
+			r = run_rest(run, i);
+	}
+	return r < 0 ? r : run_counts(run);
+}
+
+/* @more: room for ids after the prompt */
+static int run_open(
+	struct run *run, const struct model *model, const uint32_t *prompt, uint64_t n_prompt, uint64_t more)
+{
+	struct generate_result *result = run->result;
+	const struct generate_opts *opts = run->opts;
+
+	*result = (struct generate_result){.n_ids = n_prompt, .prompt_tokens = n_prompt, .attended = 1};
+	if (n_prompt < 1 || n_prompt > model->context)
+		return error_set(run->error, -E2BIG, "the prompt is %llu tokens, the model's context %u; shorten it",
+			(unsigned long long)n_prompt, model->context);
+	result->ids = calloc(n_prompt + more + 1, sizeof(*result->ids));
+	run->tile_k =
+		calloc((size_t)model->n_layers * TILE_TOKENS * model->n_kv_heads * model->head_dim, sizeof(float));
+	if (!result->ids || !run->tile_k || forward_init(&run->forward, model, opts->chunk) < 0 ||
+		attend_init(&run->attend, &opts->attend, run->store, model->n_heads, opts->chunk, n_prompt,
+			model->context, run->error) < 0)
+		return error_set(run->error, -ENOMEM,
+			"not enough memory for chunks of %u tokens; use a smaller --chunk", opts->chunk);
+	memcpy(result->ids, prompt, n_prompt * sizeof(*prompt));
+	return 0;
+}
+
+static int run_close(struct run *run, int r)
+{
+	attend_deinit(&run->attend);
+	forward_deinit(&run->forward);
+	free(run->tile_k);
+	if (r < 0) {
+		free(run->result->ids);
+		run->result->ids = NULL;
+	}
+	return r;
+}
+
 int generate_run(const struct model *model, struct kv_store *store, const uint32_t *prompt, uint64_t n_prompt,
 	const struct generate_opts *opts, struct generate_result *result, struct error *error)
 {
 	struct run run = {.store = store, .opts = opts, .result = result, .error = error};
+	int r = run_open(&run, model, prompt, n_prompt, opts->steps);
+
+	return run_close(&run, r < 0 ? r : run_generate(&run));
+}
+
+int generate_score(const struct model *model, struct kv_store *store, const uint32_t *ids, uint64_t n,
+	uint64_t n_prompt, const struct generate_opts *opts, struct generate_score *score, struct error *error)
+{
+	struct generate_result result;
+	struct run run = {.store = store, .opts = opts, .result = &result, .error = error};
 	int r;
 
-	*result = (struct generate_result){.n_ids = n_prompt, .prompt_tokens = n_prompt};
-	if (n_prompt < 1 || n_prompt > model->context)
-		return error_set(error, -E2BIG, "the prompt is %llu tokens, the model's context %u; shorten it",
-			(unsigned long long)n_prompt, model->context);
-	kvattn_opts_init(&run.attn, model->n_heads);
-	result->ids = calloc(n_prompt + opts->steps + 1, sizeof(*result->ids));
-	run.tile_k = calloc((size_t)model->n_layers * TILE_TOKENS * model->n_kv_heads * model->head_dim, sizeof(float));
-	if (!result->ids || !run.tile_k || forward_init(&run.forward, model, opts->chunk) < 0) {
-		r = error_set(error, -ENOMEM, "not enough memory for chunks of %u tokens; use a smaller --chunk",
-			opts->chunk);
-	} else {
-		memcpy(result->ids, prompt, n_prompt * sizeof(*prompt));
-		r = run_all(&run);
-	}
-	forward_deinit(&run.forward);
-	free(run.tile_k);
-	if (r < 0) {
-		free(result->ids);
-		result->ids = NULL;
-	}
+	if (n > model->context || n_prompt >= n)
+		return error_set(error, -E2BIG, "%llu tokens to score, the model's context is %u",
+			(unsigned long long)n, model->context);
+	*score = (struct generate_score){.best = calloc(n - n_prompt, sizeof(*score->best))};
+	if (!score->best)
+		return error_set(error, -ENOMEM, "not enough memory for %llu tokens", (unsigned long long)n);
+	r = run_open(&run, model, ids, n_prompt, n - n_prompt);
+	if (r == 0)
+		r = run_score(&run, ids, n, score);
+	score->attended = result.attended;
+	free(result.ids);
+	result.ids = NULL;
+	r = run_close(&run, r);
+	if (r < 0)
+		free(score->best);
 	return r;
 }

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "attend.h"
 #include "error.h"
 #include "forward.h"
 #include "kv.h"
@@ -18,6 +19,7 @@ struct generate_opts {
 	uint32_t chunk; /* prompt tokens computed together */
 	uint32_t pace_ms; /* rest between tokens, for watchers */
 	bool forget; /* keep no KV: compute everything again at each step */
+	struct attend attend; /* all but full and window need a store that can select and compact */
 };
 
 struct generate_result {
@@ -28,6 +30,8 @@ struct generate_result {
 	uint64_t computed; /* prompt tokens computed: the rest of them */
 	uint64_t forward_tokens; /* rows that went through the model, generation and repetition included */
 	uint64_t copied_bytes;
+	uint64_t restored; /* blocks that came back from the spill store to be attended */
+	double attended; /* share of the blocks, sparse only; else 1 */
 	double ttft_ms; /* from the first look into the store to the first token */
 	double decode_tok_s; /* tokens after the first; 0 with fewer than two, pauses not counted */
 };
@@ -38,5 +42,18 @@ struct generate_result {
  */
 int generate_run(const struct model *model, struct kv_store *store, const uint32_t *prompt, uint64_t n_prompt,
 	const struct generate_opts *opts, struct generate_result *result, struct error *error);
+
+struct generate_score {
+	double loss; /* sum of -log p over the ids past the prompt, in nats */
+	uint32_t *best; /* the likeliest id in place of each of them; the caller frees it */
+	double attended;
+};
+
+/**
+ * generate_score() - how well the model foresees ids[n_prompt .. n), each computed as generation would
+ * Return: as generate_run().
+ */
+int generate_score(const struct model *model, struct kv_store *store, const uint32_t *ids, uint64_t n,
+	uint64_t n_prompt, const struct generate_opts *opts, struct generate_score *score, struct error *error);
 
 #endif

@@ -10,6 +10,7 @@
 #ifndef KVENGINE_KV_H
 #define KVENGINE_KV_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include <kvattn.h>
@@ -22,6 +23,7 @@ struct kv_counts {
 	uint64_t reused_ram, reused_spill; /* tokens found by match */
 	uint64_t copied_bytes; /* block bytes copied by the store itself */
 	uint64_t lost; /* blocks lost while in use: what was computed from them is void */
+	uint64_t restored; /* blocks that came back from the spill store to be attended */
 };
 
 struct kv_store;
@@ -37,6 +39,13 @@ struct kv_ops {
 	int (*table)(struct kv_store *store, struct kvattn_table *table);
 	/* all layers of the tokens before @n are stored */
 	int64_t (*commit)(struct kv_store *store, uint64_t n, struct error *error);
+	/* of a layer, one for each full committed block; returns their number. NULL, as are the next two: this store cannot */
+	int64_t (*summaries)(const struct kv_store *store, uint32_t layer, const float **summaries);
+	/* have these blocks at hand, a table of them; valid until the next call but summaries */
+	int (*select)(struct kv_store *store, const uint64_t *blocks, uint64_t n, struct kvattn_table *table,
+		struct error *error);
+	/* keep these tokens only; they are counted from 0 then */
+	int (*compact)(struct kv_store *store, const uint64_t *tokens, uint64_t n, struct error *error);
 	/* forget all tokens, keep the memory; NULL: this store cannot */
 	void (*restart)(struct kv_store *store);
 	void (*counts)(const struct kv_store *store, struct kv_counts *counts);
@@ -54,12 +63,19 @@ struct kv_opts {
 	uint32_t type; /* enum kvattn_type of the stored K and V */
 	uint32_t type_v; /* of V, if not that of K; else 0 */
 	uint32_t block_tokens;
+	/* of the pool's store only */
+	bool summaries; /* for select */
+	uint32_t resident_blocks; /* with summaries: blocks held at most; 0: all */
+	uint32_t window, sinks; /* tokens; blocks before are let go */
+	const char
+		*label; /* K and V are of attention to a part of the keys, this one: found under it only. NULL: exact */
 };
 
 struct kv_pool_opts {
 	const char *socket; /* NULL: KVPOOL_SOCKET, else the default */
 	const char *name; /* of the namespace */
 	const uint8_t *tokenizer; /* 32 bytes: its fingerprint */
+	bool offline; /* private memory, whether there is a daemon or not */
 };
 
 static inline uint32_t kv_layout(const struct kv_opts *opts)

@@ -12,13 +12,16 @@
 
 /* Longest wait for blocks that come back from the spill store; what is not there by then is computed. */
 #define MATCH_WAIT_MS 2000
+#define SELECT_WAIT_MS 10000 /* and for those that were there and are attended now */
 
 struct kv_pool {
 	struct kv_store store;
 	struct kvp_client *client;
-	struct kvp_ns *ns;
+	struct kvp_ns *ns, *summaries;
 	struct kvp_seq *seq;
 };
+
+static const struct kvp_kernels kernels = KVP_KERNELS_OF_KVATTN;
 
 static struct kv_pool *pool_of(struct kv_store *store)
 {
@@ -76,6 +79,46 @@ static void pool_counts(const struct kv_store *store, struct kv_counts *counts)
 	counts->reused_spill = stats.reused_spill;
 	counts->copied_bytes = stats.copied_bytes;
 	counts->lost = stats.lost;
+	counts->restored = stats.restored;
+}
+
+static int64_t pool_summaries(const struct kv_store *store, uint32_t layer, const float **summaries)
+{
+	return kvp_seq_summaries(((const struct kv_pool *)store)->seq, layer, summaries);
+}
+
+static int pool_select(
+	struct kv_store *store, const uint64_t *blocks, uint64_t n, struct kvattn_table *table, struct error *error)
+{
+	struct kv_pool *p = pool_of(store);
+	const int64_t r = kvp_seq_select(p->seq, blocks, n, kvp_deadline_ms(SELECT_WAIT_MS), table);
+
+	/* as if it had been taken away while in use: what follows cannot be computed from it */
+	if (r == -KVP_ETIMEDOUT)
+		return pool_error(p, error, -ESTALE, "a block is waited for too long");
+	return r < 0 ? pool_error(p, error, r, "selected blocks cannot be had") : 0;
+}
+
+static int pool_compact(struct kv_store *store, const uint64_t *tokens, uint64_t n, struct error *error)
+{
+	struct kv_pool *p = pool_of(store);
+	const struct kvp_keep keep = {.size = sizeof(keep),
+		.label = "kvengine/1",
+		.n_label = 10,
+		.tokens = tokens,
+		.n = n,
+		.kernels = &kernels};
+	struct kvp_seq *kept;
+	const int r = kvp_compact(p->seq, &keep, &kept);
+
+	if (r < 0)
+		return pool_error(p, error, r, "the kept tokens cannot be put together");
+	if (kvp_seq_close(p->seq) > 0) {
+		p->seq = kept;
+		return error_set(error, -ESTALE, "blocks were taken away while they were read");
+	}
+	p->seq = kept;
+	return 0;
 }
 
 static void pool_close(struct kv_store *store)
@@ -84,6 +127,8 @@ static void pool_close(struct kv_store *store)
 
 	if (p->seq)
 		kvp_seq_close(p->seq);
+	if (p->summaries)
+		kvp_ns_close(p->summaries);
 	if (p->ns)
 		kvp_ns_close(p->ns);
 	if (p->client)
@@ -97,6 +142,9 @@ static const struct kv_ops pool_ops = {
 	.block = pool_block,
 	.table = pool_table,
 	.commit = pool_commit,
+	.summaries = pool_summaries,
+	.select = pool_select,
+	.compact = pool_compact,
 	.counts = pool_counts,
 	.close = pool_close,
 };
@@ -113,10 +161,24 @@ static void desc_fill(
 	memcpy(desc->tokenizer, tokenizer, sizeof(desc->tokenizer));
 }
 
+static int summaries_open(struct kv_pool *p, const struct kvp_desc *of, const char *name)
+{
+	struct kvp_desc desc;
+	const struct kvp_ns_opts ns = {.size = sizeof(ns), .name = name, .owner_uid = KVP_UID_SELF, .desc = &desc};
+	const int r = kvp_desc_summaries(of, &desc);
+
+	return r < 0 ? r : kvp_ns_open(p->client, &ns, &p->summaries);
+}
+
 static int sequence_open(struct kv_pool *p, const struct model *model, const struct kv_opts *opts,
 	const struct kv_pool_opts *pool, struct error *error)
 {
-	const struct kvp_seq_opts seq = {.size = sizeof(seq)};
+	/* what a layer stores depends on what the layers below attended to: not the bytes of full attention's key */
+	struct kvp_seq_opts seq = {.size = sizeof(seq),
+		.extra = opts->label,
+		.n_extra = opts->label ? (uint32_t)strlen(opts->label) : 0,
+		.window = opts->window,
+		.sinks = opts->sinks};
 	struct kvp_ns_opts ns = {.size = sizeof(ns), .name = pool->name, .owner_uid = KVP_UID_SELF};
 	struct kvp_desc desc;
 	int r;
@@ -128,6 +190,12 @@ static int sequence_open(struct kv_pool *p, const struct model *model, const str
 		return pool_error(p, error, r, "the namespace cannot be opened");
 	for (uint32_t l = 0; r == 0 && l < model->n_layers; l++)
 		r = kvp_attn_geom(p->ns, l, &p->store.geom[l]);
+	if (r == 0 && opts->summaries) {
+		r = summaries_open(p, &desc, pool->name);
+		seq.summaries = p->summaries;
+		seq.kernels = &kernels;
+		seq.resident_blocks = opts->resident_blocks;
+	}
 	if (r == 0)
 		r = kvp_seq_open(p->ns, &seq, &p->seq);
 	return r < 0 ? pool_error(p, error, r, "a sequence cannot be opened") : 0;
@@ -136,7 +204,10 @@ static int sequence_open(struct kv_pool *p, const struct model *model, const str
 int kv_pool_open(const struct model *model, const struct kv_opts *opts, const struct kv_pool_opts *pool,
 	struct kv_store **store, struct error *error)
 {
-	const struct kvp_open_opts open = {.size = sizeof(open), .socket = pool->socket, .comm = "kvengine"};
+	const struct kvp_open_opts open = {.size = sizeof(open),
+		.socket = pool->socket,
+		.comm = "kvengine",
+		.flags = pool->offline ? KVP_OPEN_OFFLINE : 0};
 	struct kv_pool *p = calloc(1, sizeof(*p));
 	int r;
 

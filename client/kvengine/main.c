@@ -24,7 +24,7 @@ enum exit_code {
 
 struct config {
 	const char *model, *tokenizer, *prompt, *prompt_file;
-	const char *kv_name;
+	const char *kv_name, *attn_name;
 	struct kv_opts kv;
 	struct kv_pool_opts pool;
 	struct generate_opts generate;
@@ -41,6 +41,8 @@ enum option_id {
 	OPT_NO_KV,
 	OPT_KV,
 	OPT_LAYOUT,
+	OPT_ATTN,
+	OPT_RESIDENT,
 	OPT_BLOCK_TOKENS,
 	OPT_CHUNK,
 	OPT_SOCKET,
@@ -60,6 +62,8 @@ static const struct option options[] = {
 	{"no-kv", no_argument, NULL, OPT_NO_KV},
 	{"kv", required_argument, NULL, OPT_KV},
 	{"layout", required_argument, NULL, OPT_LAYOUT},
+	{"attn", required_argument, NULL, OPT_ATTN},
+	{"resident", required_argument, NULL, OPT_RESIDENT},
 	{"block-tokens", required_argument, NULL, OPT_BLOCK_TOKENS},
 	{"chunk", required_argument, NULL, OPT_CHUNK},
 	{"socket", required_argument, NULL, OPT_SOCKET},
@@ -82,6 +86,9 @@ static const char usage[] =
 	"  --steps N           tokens to generate at most (64)\n"
 	"  --kv TYPE           how K and V are stored: f32, f16, bf16, fp8, int8 or int4 (f32); K:V for two types\n"
 	"  --layout L          of the blocks: tiled, hnd or nhd (tiled); int8 and int4 are in tiled only\n"
+	"  --attn HOW          full; window:W tokens and 4 sinks; sparse:K blocks a KV head, chosen by their summaries;\n"
+	"                      heavy:N tokens of the prompt kept: sinks, latest, most attended (full)\n"
+	"  --resident N        with sparse: blocks held at most, the others may go to the spill store (all)\n"
 	"  --block-tokens N    tokens of a block (16)\n"
 	"  --chunk N           prompt tokens computed together (64)\n"
 	"  --socket PATH       of the daemon; default: KVPOOL_SOCKET, else /run/kvpool/kvpoold.sock\n"
@@ -174,6 +181,15 @@ static int option_take(int id, const char *value, struct config *config)
 		return type_parse(value, config);
 	case OPT_LAYOUT:
 		return layout_parse(value, config);
+	case OPT_ATTN:
+		config->attn_name = value;
+		if (attend_parse(value, &config->generate.attend) == 0)
+			return 0;
+		fprintf(stderr, "kvengine: --attn %s: give full, window:W, sparse:K or heavy:N (N from %u)\n", value,
+			ATTEND_HEAVY_MIN);
+		return -EINVAL;
+	case OPT_RESIDENT:
+		return number_parse(value, "resident", 1, 1 << 24, &config->kv.resident_blocks);
 	case OPT_BLOCK_TOKENS:
 		return number_parse(value, "block-tokens", 1, 1 << 20, &config->kv.block_tokens);
 	case OPT_CHUNK:
@@ -214,6 +230,10 @@ static int config_parse(int argc, char **argv, struct config *config)
 	else if (config->kv.layout && config->kv.layout != KVP_LAYOUT_TILED &&
 		 (tiled_only(config->kv.type) || tiled_only(config->kv.type_v)))
 		fputs("kvengine: --kv int8 and int4 need --layout tiled\n", stderr);
+	else if (config->generate.forget && config->generate.attend.kind != ATTEND_FULL)
+		fputs("kvengine: --no-kv computes all again: it goes with --attn full only\n", stderr);
+	else if (config->kv.resident_blocks && config->generate.attend.kind != ATTEND_SPARSE)
+		fputs("kvengine: --resident goes with --attn sparse only\n", stderr);
 	else if (!config->prompt == !config->prompt_file)
 		fputs("kvengine: give either --prompt or --prompt-file\n", stderr);
 	else
@@ -301,12 +321,13 @@ static int result_print_json(
 
 	for (uint64_t i = 0; i < result->n_ids; i++)
 		json_array_append_new(ids, json_integer(result->ids[i]));
-	json = json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:s, s:s, s:I}", "ids", ids, "text",
-		json_text(text, length), "prompt_tokens", (json_int_t)result->prompt_tokens, "reused_ram",
+	json = json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:s, s:s, s:I, s:s, s:f, s:I}", "ids", ids,
+		"text", json_text(text, length), "prompt_tokens", (json_int_t)result->prompt_tokens, "reused_ram",
 		(json_int_t)result->reused_ram, "reused_spill", (json_int_t)result->reused_spill, "computed",
 		(json_int_t)result->computed, "forward_tokens", (json_int_t)result->forward_tokens, "ttft_ms",
 		result->ttft_ms, "decode_tok_s", result->decode_tok_s, "isa", kvattn_isa_name(), "kv", config->kv_name,
-		"copied_bytes", (json_int_t)result->copied_bytes);
+		"copied_bytes", (json_int_t)result->copied_bytes, "attn", config->attn_name, "attended",
+		result->attended, "restored", (json_int_t)result->restored);
 	if (!json)
 		return -ENOMEM;
 	json_dumpf(json, stdout, JSON_REAL_PRECISION(6));
@@ -338,35 +359,48 @@ static int result_print(const struct config *config, const struct tokenizer *tok
 	return 0;
 }
 
-static int store_open(const struct config *config, const struct model *model, const struct tokenizer *tokenizer,
-	struct kv_store **store, struct error *error)
+static int store_open(const struct config *config, bool no_pool, const struct model *model,
+	const struct tokenizer *tokenizer, struct kv_store **store, struct error *error)
 {
+	const enum attend_kind kind = config->generate.attend.kind;
 	struct kv_pool_opts pool = config->pool;
+	struct kv_opts kv = config->kv;
 
-	if (config->no_pool || config->generate.forget)
-		return kv_private_open(model, &config->kv, store, error);
+	/* what chooses blocks or tokens is libkvpool's, with a pool or without */
+	if ((no_pool && kind != ATTEND_SPARSE && kind != ATTEND_HEAVY) || config->generate.forget)
+		return kv_private_open(model, &kv, store, error);
 	pool.tokenizer = tokenizer->fingerprint;
-	return kv_pool_open(model, &config->kv, &pool, store, error);
+	pool.offline = no_pool;
+	kv.summaries = kind == ATTEND_SPARSE;
+	if (kind == ATTEND_SPARSE || kind == ATTEND_WINDOW) /* heavy: the prompt is exact, what is kept is labelled */
+		kv.label = config->attn_name;
+	if (kind == ATTEND_WINDOW) {
+		kv.window = config->generate.attend.n;
+		kv.sinks = ATTEND_SINKS;
+	}
+	return kv_pool_open(model, &kv, &pool, store, error);
 }
 
 static int generate(const struct config *config, const struct model *model, const struct tokenizer *tokenizer,
 	const uint32_t *ids, uint64_t n, struct generate_result *result, struct error *error)
 {
+	struct generate_opts opts = config->generate;
 	struct kv_store *store = NULL;
-	int r = store_open(config, model, tokenizer, &store, error);
+	int r = store_open(config, config->no_pool, model, tokenizer, &store, error);
 
 	if (r < 0)
 		return r;
-	r = generate_run(model, store, ids, n, &config->generate, result, error);
+	opts.attend.piece = config->kv.resident_blocks;
+	r = generate_run(model, store, ids, n, &opts, result, error);
 	kv_close(store);
 	if (r != -ESTALE)
 		return r;
 	/* Blocks vanished under the sequence, so nothing it gave can be trusted: once more, from memory of our own. */
 	fprintf(stderr, "kvengine: %s; computing again without the pool\n", error->text);
-	r = kv_private_open(model, &config->kv, &store, error);
+	r = store_open(config, true, model, tokenizer, &store, error);
 	if (r < 0)
 		return r;
-	r = generate_run(model, store, ids, n, &config->generate, result, error);
+	r = generate_run(model, store, ids, n, &opts, result, error);
 	kv_close(store);
 	return r;
 }
@@ -397,6 +431,7 @@ int main(int argc, char **argv)
 	struct config config = {
 		.kv = {.type = KVATTN_F32, .block_tokens = 16},
 		.kv_name = "f32",
+		.attn_name = "full",
 		.pool = {.name = "kvengine"},
 		.generate = {.steps = 64, .chunk = 64},
 	};
