@@ -267,7 +267,16 @@ struct kvattn_seq {
 	 * rows' order, whatever their depth in the tree (which is RoPE's business; ALiBi goes by the order).  NULL: none.
 	 */
 	const uint64_t *tree;
-	uint64_t reserved[3];
+	/*
+	 * Attention mass, for who drops tokens by their importance: mass[h * mass_stride + j] grows by what key j weighs,
+	 * exp(z_j) / (sum_j exp(z_j) + exp(sink)), summed over the rows and the query heads of KV head h.  So a call adds
+	 * to what is there, and all keys of a head together gain n_q * n_q_heads / n_kv_heads, less the sinks' part.  Costs
+	 * a second pass over K.  The same bits for any number of threads and any block size; not for another cut of the
+	 * rows, whose sums are in another order.  May not overlap anything else.  NULL: not wanted.
+	 */
+	float *mass;
+	uint64_t mass_stride; /* floats from KV head to KV head; 0: n_tokens */
+	uint64_t reserved[1];
 };
 
 #define KVATTN_THREADS_AUTO UINT32_MAX

@@ -38,6 +38,8 @@ struct cut {
 	uint32_t head_block, n_head_blocks;
 	char *parts; /* one state a split; NULL: units go over all splits */
 	_Atomic uint64_t splits_left;
+	uint64_t first_weighing; /* of the units that add to mass, one a split; 0 of them if it is not wanted */
+	float *lse_own; /* where the caller wants mass alone */
 	bool shares, follows; /* a split or more with a neighbour; with the one before */
 	uint32_t n_members; /* of the group this one leads: it and those that follow */
 };
@@ -46,7 +48,8 @@ struct plan {
 	const struct attn_isa *isa;
 	struct attn_call call;
 	struct cut *cuts;
-	uint64_t n_cuts, n_units;
+	uint64_t n_cuts, n_units, n_weighings;
+	bool weighs; /* results are there, mass is next */
 	uint32_t n_threads;
 	uint32_t rows_max; /* in a unit */
 	uint32_t rows_per_head_max;
@@ -116,6 +119,8 @@ static int seq_check(const struct attn_call *call, const struct kvattn_seq *s)
 		return -EINVAL;
 	if (s->n_q && (!s->q || !s->out))
 		return -EINVAL;
+	if (stride_bad(s->mass_stride, s->table.n_tokens))
+		return -EINVAL;
 	if (stride_bad(s->q_stride, heads * call->geom.dim_k) || stride_bad(s->out_stride, heads * call->geom.dim_v))
 		return -EINVAL;
 	if (s->scale && !isfinite(*s->scale))
@@ -159,6 +164,8 @@ static void seq_init(const struct attn_call *call, const struct kvattn_seq *s, s
 		.out_stride = s->out_stride ? s->out_stride : (uint64_t)call->opts.n_q_heads * call->geom.dim_v,
 		.pos0 = end - (int64_t)s->n_q,
 		.scale = s->scale ? *s->scale : call->opts.scale,
+		.lse = s->lse,
+		.mass_stride = s->mass_stride ? s->mass_stride : s->table.n_tokens,
 	};
 }
 
@@ -209,6 +216,8 @@ static void cut_heads(const struct plan *plan, struct cut *cut)
 
 static void plan_free(struct plan *plan)
 {
+	for (uint64_t i = 0; i < plan->n_cuts; i++)
+		free(plan->cuts[i].lse_own);
 	free(plan->cuts);
 	free(plan->splits);
 	free(plan->parts);
@@ -342,6 +351,26 @@ static void plan_units(struct plan *plan)
 	}
 }
 
+/* Mass needs each row's log-sum, so it is a second pass: units of a split each, which no other one adds to. */
+static int plan_weighings(struct plan *plan)
+{
+	for (uint64_t i = 0; i < plan->n_cuts; i++) {
+		struct cut *cut = &plan->cuts[i];
+
+		cut->first_weighing = plan->n_weighings;
+		if (!cut->seq.s->mass)
+			continue;
+		plan->n_weighings += cut->seq.n_splits;
+		if (cut->seq.lse)
+			continue;
+		cut->lse_own = calloc(cut->seq.s->n_q, plan->call.opts.n_q_heads * sizeof(float));
+		if (!cut->lse_own)
+			return -ENOMEM;
+		cut->seq.lse = cut->lse_own;
+	}
+	return 0;
+}
+
 static uint32_t threads_wanted(uint32_t asked)
 {
 	const uint32_t n = asked == KVATTN_THREADS_AUTO ? cpu_count() : asked;
@@ -372,6 +401,8 @@ static int plan_init(struct plan *plan, const struct kvattn_seq *seqs, uint64_t 
 	if (r == 0)
 		r = plan_parts(plan);
 	if (r == 0)
+		r = plan_weighings(plan);
+	if (r == 0)
 		plan_units(plan);
 	return r;
 }
@@ -400,6 +431,7 @@ static void split_work(struct worker *w, const struct attn_seq *seq, const struc
 		.split = *split,
 		.runs = w->runs,
 		.state = *state,
+		.weighs = plan->weighs,
 		.scratch = w->scratch,
 	};
 
@@ -472,12 +504,48 @@ static void unit_of_group(struct worker *w, struct cut *lead, uint64_t unit)
 		unit_one_split(w, cut, split);
 }
 
+/* Adds to the mass of one split's keys: all rows in order. */
+static void unit_weigh(struct worker *w, const struct cut *cut, uint64_t i)
+{
+	const struct attn_split split = keys_split_at(&cut->seq, i);
+	const uint32_t n_kv_heads = w->plan->call.geom.n_kv_heads;
+	struct attn_rows rows;
+
+	for (rows.head0 = 0; rows.head0 < n_kv_heads; rows.head0 += rows.n_heads) {
+		rows.n_heads = least(cut->head_block, n_kv_heads - rows.head0);
+		for (rows.q0 = 0; rows.q0 < cut->seq.s->n_q; rows.q0 += rows.n_q) {
+			rows.n_q = least(cut->q_block, cut->seq.s->n_q - rows.q0);
+			if (split_in_sight(&w->plan->call, &cut->seq, &rows, &split))
+				split_work(w, &cut->seq, &rows, &split, &w->part);
+		}
+	}
+}
+
+static void weighings_run(struct worker *w)
+{
+	struct plan *plan = w->plan;
+	uint64_t unit, c = 0;
+
+	for (;;) {
+		unit = atomic_fetch_add_explicit(&plan->next_unit, 1, memory_order_relaxed);
+		if (unit >= plan->n_weighings)
+			return;
+		while (c + 1 < plan->n_cuts && plan->cuts[c + 1].first_weighing <= unit)
+			c++;
+		unit_weigh(w, &plan->cuts[c], unit - plan->cuts[c].first_weighing);
+	}
+}
+
 static void *worker_run(void *arg)
 {
 	struct worker *w = arg;
 	struct plan *plan = w->plan;
 	uint64_t unit, c = 0;
 
+	if (plan->weighs) {
+		weighings_run(w);
+		return NULL;
+	}
 	for (;;) {
 		unit = atomic_fetch_add_explicit(&plan->next_unit, 1, memory_order_relaxed);
 		if (unit >= plan->n_units)
@@ -544,6 +612,11 @@ static int plan_run(struct plan *plan)
 	for (uint32_t i = 0; i < n; i++)
 		worker_init(&workers[i], plan, memory + head + i * bytes);
 	workers_run(workers, n);
+	if (plan->n_weighings) {
+		plan->weighs = true;
+		atomic_store_explicit(&plan->next_unit, 0, memory_order_relaxed);
+		workers_run(workers, n);
+	}
 	free(memory);
 	return 0;
 }

@@ -43,6 +43,8 @@ struct attn_seq {
 	uint64_t q_stride, out_stride;
 	int64_t pos0; /* of query row 0; negative where there are more rows than keys */
 	float scale;
+	float *lse; /* the caller's, or where mass is wanted one of our own; NULL: nobody asks */
+	uint64_t mass_stride;
 	uint64_t n_splits;
 	const struct attn_split *splits; /* NULL: positions are indices, see attn_split_at() */
 };
@@ -51,6 +53,7 @@ struct attn_seq {
 struct attn_run {
 	const char *block;
 	int64_t pos;
+	uint64_t key; /* the first one's index in the table */
 	uint32_t token; /* the first one's place in the block */
 	uint32_t n;
 };
@@ -78,7 +81,8 @@ struct attn_part {
 	struct attn_split split;
 	const struct attn_run *runs; /* of the split, in order */
 	uint32_t n_runs;
-	struct attn_state state; /* written: result over the split */
+	struct attn_state state; /* written: result over the split; unless weighs */
+	bool weighs; /* only adds to the sequence's mass; its lse is known */
 	void *scratch; /* isa->scratch_bytes() of them, ATTN_ALIGN */
 };
 
@@ -100,6 +104,12 @@ extern const struct attn_isa attn_isa_avx512vnni;
 static inline uint32_t attn_row_count(const struct attn_call *call, const struct attn_rows *rows)
 {
 	return rows->n_heads * rows->n_q * call->group;
+}
+
+/* The log-sum of row @q of the rows, query head @q_head. */
+static inline float attn_row_lse(const struct attn_part *part, uint32_t q, uint32_t q_head)
+{
+	return part->seq->lse[(part->rows.q0 + q) * part->call->opts.n_q_heads + q_head];
 }
 
 static inline size_t attn_round_up(size_t n, size_t to)

@@ -18,6 +18,7 @@
 struct ref_tile {
 	uint64_t present; /* a bit for each position that has a key */
 	int64_t pos; /* of bit 0 */
+	uint64_t key[ATTN_TILE]; /* their indices in the table, by position */
 	float *k; /* [ATTN_TILE][dim_k], by position */
 	float *v; /* [ATTN_TILE][dim_v] */
 };
@@ -82,6 +83,7 @@ static void tile_load(const struct attn_part *part, uint32_t head, struct ref_ti
 			geom_row_load(&attn_isa_scalar, &k, run->block, token, head, tile->k + slot * k.dim);
 			geom_row_load(&attn_isa_scalar, &v, run->block, token, head, tile->v + slot * v.dim);
 			tile->present |= 1ull << slot;
+			tile->key[slot] = run->key + (uint64_t)(pos - run->pos);
 		}
 	}
 }
@@ -132,19 +134,33 @@ static void row_add(
 	*l += weights;
 }
 
+/* What the keys in @seen weigh. */
+static void row_mass(const struct attn_part *part, const struct ref_tile *tile, uint64_t seen, const float *z,
+	uint32_t q_head, float lse)
+{
+	float *mass = part->seq->s->mass + q_head / part->call->group * part->seq->mass_stride;
+
+	for (; seen; seen &= seen - 1) {
+		const uint32_t i = (uint32_t)__builtin_ctzll(seen);
+
+		mass[tile->key[i]] += expf(z[i] - lse);
+	}
+}
+
 /* One row takes in one tile: scores of what it sees, new maximum, then the weighted sum. */
 static void row_take(const struct attn_part *part, const struct ref_tile *tile, uint32_t row, uint32_t q_head,
 	const float *q, int64_t p)
 {
-	const uint32_t dim_v = part->call->geom.dim_v;
-	uint64_t seen = tile->present & attn_seen(part->call, part->seq, p, tile->pos);
-	float *acc = part->state.acc + (size_t)row * part->call->acc_floats;
+	const struct attn_call *call = part->call;
+	const uint32_t dim_v = call->geom.dim_v;
+	uint64_t seen = tile->present & attn_seen(call, part->seq, p, tile->pos);
+	float *acc = part->state.acc + (size_t)row * call->acc_floats;
 	float z[ATTN_TILE], top = part->state.m[row];
 
 	for (uint64_t left = seen; left; left &= left - 1) {
 		const uint32_t i = (uint32_t)__builtin_ctzll(left);
 
-		z[i] = score(part, q_head, q, tile->k + (size_t)i * part->call->geom.dim_k, p - tile->pos - i);
+		z[i] = score(part, q_head, q, tile->k + (size_t)i * call->geom.dim_k, p - tile->pos - i);
 		if (z[i] == -INFINITY)
 			seen &= ~(1ull << i);
 		else if (!(z[i] <= top)) /* NaN too: it must reach the result */
@@ -152,6 +168,10 @@ static void row_take(const struct attn_part *part, const struct ref_tile *tile, 
 	}
 	if (!seen)
 		return;
+	if (part->weighs) {
+		row_mass(part, tile, seen, z, q_head, attn_row_lse(part, row / call->group % part->rows.n_q, q_head));
+		return;
+	}
 	if (part->state.m[row] != top && part->state.m[row] != -INFINITY) {
 		const float shrink = expf(part->state.m[row] - top);
 

@@ -748,6 +748,10 @@ TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t n
 	}
 	if (k.scale[0])
 		scores_scale(w, &k);
+	if (w->part->weighs) {
+		rows_mass(w, tile, h, w->seen + (size_t)i * w->part->rows.n_q, true);
+		return;
+	}
 	rows_weigh(w, tile, h, w->seen + (size_t)i * w->part->rows.n_q, true);
 	if (v.scale[0])
 		weights_scale(w, &v);

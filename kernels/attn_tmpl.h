@@ -531,34 +531,110 @@ INLINE uint64_t row_weigh(
 	return counts;
 }
 
-/* @seen: by query; @by_position: scores lie by stream, then token, else by token, then stream */
+/* Where score @i of a tile comes from.  @by_position: scores lie by stream, then token, else by token, then stream. */
+static uint32_t score_stream(uint32_t i, bool by_position)
+{
+	return by_position ? i / SUB_TOKENS : i % STREAMS;
+}
+
+static uint32_t score_token(uint32_t i, bool by_position)
+{
+	return by_position ? i % SUB_TOKENS : i / STREAMS;
+}
+
+/* What holds for all rows; @distance: room for a tile's. */
+TARGET static struct bend bend_open(const struct work *w, const struct tile *tile, bool by_position, float *distance)
+{
+	const struct attn_call *call = w->part->call;
+	struct bend bend = {.scale = w->part->seq->scale, .softcap = call->opts.softcap};
+
+	if (!call->opts.alibi_slopes)
+		return bend;
+	for (uint32_t i = 0; i < ATTN_TILE; i++)
+		distance[i] = (float)(tile->sub[score_stream(i, by_position)].pos - tile->sub[0].pos +
+				      score_token(i, by_position));
+	bend.distance = distance;
+	return bend;
+}
+
+TARGET static void bend_row(const struct work *w, const struct tile *tile, uint32_t h, uint32_t r, struct bend *bend)
+{
+	const struct attn_part *part = w->part;
+	const uint32_t group = part->call->group;
+
+	if (!bend->distance)
+		return;
+	bend->slope = part->call->opts.alibi_slopes[(part->rows.head0 + h) * group + r % group];
+	bend->to_tile = (float)(part->seq->pos0 + (int64_t)(part->rows.q0 + r / group) - tile->sub[0].pos);
+}
+
+/* @seen: by query */
 TARGET static void rows_weigh(
 	const struct work *w, const struct tile *tile, uint32_t h, const uint64_t *seen, bool by_position)
 {
 	const struct attn_part *part = w->part;
 	const struct attn_call *call = part->call;
-	struct bend bend = {.scale = part->seq->scale, .softcap = call->opts.softcap};
 	float distance[ATTN_TILE];
+	struct bend bend = bend_open(w, tile, by_position, distance);
 
-	if (call->opts.alibi_slopes) {
-		for (uint32_t i = 0; i < ATTN_TILE; i++) {
-			const uint32_t s = by_position ? i / SUB_TOKENS : i % STREAMS;
-
-			distance[i] = (float)(tile->sub[s].pos - tile->sub[0].pos +
-					      (by_position ? i % SUB_TOKENS : i / STREAMS));
-		}
-		bend.distance = distance;
-	}
 	for (uint32_t r = 0; r < w->rows; r++) {
-		const uint32_t q = r / call->group, at = h * w->rows + r;
+		const uint32_t at = h * w->rows + r;
 
-		if (bend.distance) {
-			bend.slope = call->opts.alibi_slopes[(part->rows.head0 + h) * call->group + r % call->group];
-			bend.to_tile = (float)(part->seq->pos0 + (int64_t)(part->rows.q0 + q) - tile->sub[0].pos);
-		}
-		w->mask[r] = row_weigh(&bend, w->weight + (size_t)r * ATTN_TILE, seen[q], &part->state.m[at],
-			w->sum + (size_t)at * LANES, part->state.acc + (size_t)at * call->acc_floats, call->acc_floats);
+		bend_row(w, tile, h, r, &bend);
+		w->mask[r] = row_weigh(&bend, w->weight + (size_t)r * ATTN_TILE, seen[r / call->group],
+			&part->state.m[at], w->sum + (size_t)at * LANES,
+			part->state.acc + (size_t)at * call->acc_floats, call->acc_floats);
 	}
+}
+
+/* ---- Mass ---- */
+
+/* A tile's part of a head's mass, in the order of its scores, taken out or put back. */
+static void mass_move(
+	const struct attn_part *part, const struct tile *tile, bool by_position, float *mass, float *held, bool back)
+{
+	for (uint32_t i = 0; i < ATTN_TILE; i++) {
+		const struct sub *sub = &tile->sub[score_stream(i, by_position)];
+		const uint32_t token = score_token(i, by_position);
+		const int64_t pos = sub->pos + token;
+		const struct attn_run *run = part->runs + sub->run;
+
+		if (!back)
+			held[i] = 0;
+		if (!(sub->present >> token & 1))
+			continue;
+		while (run->pos + run->n <= pos)
+			run++;
+		if (back)
+			mass[run->key + (uint64_t)(pos - run->pos)] = held[i];
+		else
+			held[i] = mass[run->key + (uint64_t)(pos - run->pos)];
+	}
+}
+
+/* Row after row adds what it weighs the keys with: the order of sums is the rows', however they are cut. */
+TARGET static void rows_mass(
+	const struct work *w, const struct tile *tile, uint32_t h, const uint64_t *seen, bool by_position)
+{
+	const struct attn_part *part = w->part;
+	const uint32_t group = part->call->group, head = part->rows.head0 + h;
+	float *mass = part->seq->s->mass + head * part->seq->mass_stride, distance[ATTN_TILE], held[ATTN_TILE];
+	struct bend bend = bend_open(w, tile, by_position, distance);
+
+	mass_move(part, tile, by_position, mass, held, false);
+	for (uint32_t r = 0; r < w->rows; r++) {
+		const float lse = attn_row_lse(part, r / group, head * group + r % group);
+
+		bend_row(w, tile, h, r, &bend);
+		for (uint32_t i = 0; i < ATTN_TILE && lse != -INFINITY; i += LANES) {
+			const vec z = bend_vec(&bend, vec_load(w->weight + (size_t)r * ATTN_TILE + i), i);
+			const vec weight = exp_vec(vec_sub(z, vec_set1(lse)));
+
+			vec_store(held + i,
+				vec_add(vec_load(held + i), vec_keep(weight, seen[r / group] >> i, vec_zero())));
+		}
+	}
+	mass_move(part, tile, by_position, mass, held, true);
 }
 
 /* ---- Values ---- */
@@ -736,6 +812,10 @@ static void tile_take(const struct work *w, const struct tile *tile, const struc
 		stream_open(w, tile, &tv, head0 + h, w->v_copy, &v);
 		stream_peek(w, last ? next : tile, &tk, last ? head0 : head0 + h + 1, &k, &soon);
 		keys_of(tk.type, w, w->q + (size_t)h * w->rows * w->k_pad, &k, &ahead_k);
+		if (w->part->weighs) {
+			rows_mass(w, tile, h, w->seen, false);
+			continue;
+		}
 		rows_weigh(w, tile, h, w->seen, false);
 		values_of(tv.type, w, &v, w->widen ? NULL : &ahead_v, h);
 	}

@@ -97,7 +97,8 @@ uint32_t keys_runs(const struct attn_call *call, const struct kvattn_table *tabl
 
 		if (table->block_pos)
 			pos = (int64_t)(table->block_pos[block] + token);
-		runs[n_runs++] = (struct attn_run){table->blocks[block], pos, token, n};
+		runs[n_runs++] =
+			(struct attn_run){table->blocks[block], pos, split->key + split->n_keys - left, token, n};
 		pos += n;
 		left -= n;
 	}

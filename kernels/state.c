@@ -93,7 +93,7 @@ void state_finish(const struct attn_call *call, const struct attn_seq *seq, cons
 				row_finish(state->acc + r * call->acc_floats, state->m[r], state->l[r],
 					call->opts.sink_logits ? call->opts.sink_logits[q_head] : -INFINITY, dim_v,
 					seq->s->out + row_q * seq->out_stride + (size_t)q_head * dim_v, &lse);
-				if (seq->s->lse)
-					seq->s->lse[row_q * n_heads + q_head] = lse;
+				if (seq->lse)
+					seq->lse[row_q * n_heads + q_head] = lse;
 			}
 }

@@ -50,7 +50,7 @@ struct trial {
 	uint32_t type_k, type_v;
 	uint64_t q_end, window, sinks;
 	float softcap, sharpness;
-	bool causal, alibi, sink_logits, at_end;
+	bool causal, alibi, sink_logits, at_end, mass;
 	enum order order;
 	uint32_t threads;
 };
@@ -60,7 +60,8 @@ struct data {
 	struct guarded *blocks;
 	uint64_t n_blocks;
 	const void **table;
-	struct guarded q, out, lse;
+	struct guarded q, out, lse, mass;
+	double *want_mass, reach; /* over all rows */
 	float *k, *v; /* as stored, widened */
 	float slopes[64], sinks[64];
 };
@@ -103,6 +104,7 @@ static struct trial trial_random(uint64_t seed)
 	t.type_k = type_other(&s, t.order, t.type_k);
 	t.type_v = type_other(&s, t.order, t.type_v);
 	t.threads = 1 + noise_below(&s, 3);
+	t.mass = noise_below(&s, 2);
 	return t;
 }
 
@@ -166,6 +168,10 @@ static void data_open(const struct trial *t, struct data *data)
 	data->q = guarded_new((size_t)t->n_q * q_heads * t->dim_k * sizeof(float), t->at_end);
 	data->out = guarded_new((size_t)t->n_q * q_heads * t->dim_v * sizeof(float), t->at_end);
 	data->lse = guarded_new((size_t)t->n_q * q_heads * sizeof(float), t->at_end);
+	data->mass = guarded_new((size_t)t->n * t->kv_heads * sizeof(float), t->at_end);
+	data->want_mass = must(calloc((size_t)t->n * t->kv_heads + 1, sizeof(double)));
+	for (size_t i = 0; i < (size_t)t->n * t->kv_heads; i++) /* a call adds to what is there */
+		data->want_mass[i] = ((float *)data->mass.at)[i] = (float)(i % 3);
 	noise_fill(&s, data->q.at, (size_t)t->n_q * q_heads * t->dim_k, t->sharpness);
 	assert_int_equal(kvattn_alibi_slopes(q_heads, data->slopes), 0);
 	noise_fill(&s, data->sinks, q_heads, 3);
@@ -178,6 +184,8 @@ static void data_close(struct data *data)
 	guarded_free(&data->q);
 	guarded_free(&data->out);
 	guarded_free(&data->lse);
+	guarded_free(&data->mass);
+	free(data->want_mass);
 	free(data->blocks), free(data->table), free(data->k), free(data->v);
 }
 
@@ -202,9 +210,10 @@ static NO_TSAN double truth_score(
 	return t->alibi ? z - (double)data->slopes[h] * (double)(p - j) : z;
 }
 
-/* The row's out; returns its lse.  @reach: the largest magnitude of a score. */
+/* The row's out; returns its lse.  @mass: of the KV head, grows by what the row weighs each key, or NULL; @reach: the
+ * largest magnitude of a score. */
 static NO_TSAN double truth_row(const struct trial *t, const struct data *data, const float *q, uint32_t h, int64_t p,
-	double *out, double *reach)
+	double *out, double *mass, double *reach)
 {
 	double *z = must(calloc(t->n + 1, sizeof(double)));
 	double top = t->sink_logits ? data->sinks[h] : -INFINITY, sum;
@@ -224,6 +233,8 @@ static NO_TSAN double truth_row(const struct trial *t, const struct data *data, 
 		for (uint32_t d = 0; d < t->dim_v && weight > 0; d++)
 			out[d] += weight * data->v[((size_t)j * t->kv_heads + h / t->group) * t->dim_v + d];
 	}
+	for (uint32_t j = 0; mass && j < t->n; j++)
+		mass[j] += z[j] == -INFINITY ? 0 : exp(z[j] - top) / sum;
 	free(z);
 	for (uint32_t d = 0; d < t->dim_v; d++)
 		out[d] = sum > 0 ? out[d] / sum : 0;
@@ -241,7 +252,7 @@ static void trial_describe(const struct trial *t, char *text, size_t size)
 		t->alibi ? " alibi" : "", t->sink_logits ? " sink" : "", t->threads);
 }
 
-static void trial_check_row(const struct trial *t, const struct data *data, uint32_t r, uint32_t h)
+static void trial_check_row(const struct trial *t, struct data *data, uint32_t r, uint32_t h)
 {
 	const uint32_t q_heads = t->kv_heads * t->group, row = r * q_heads + h;
 	const int64_t p = (int64_t)(t->q_end ? t->q_end : t->n) - t->n_q + r;
@@ -249,16 +260,35 @@ static void trial_check_row(const struct trial *t, const struct data *data, uint
 	const float *out = (const float *)data->out.at + (size_t)row * t->dim_v,
 		    *lse = (const float *)data->lse.at + row;
 	double want[KVATTN_DIM_MAX], reach = 0;
-	const double want_lse = truth_row(t, data, q, h, p, want, &reach);
+	const double want_lse =
+		truth_row(t, data, q, h, p, want, data->want_mass + (size_t)(h / t->group) * t->n, &reach);
 	const double tolerance = TOLERANCE + SCORE_ROUNDING * reach;
 	char text[256];
 
+	data->reach = reach > data->reach ? reach : data->reach;
 	trial_describe(t, text, sizeof(text));
 	for (uint32_t d = 0; d < t->dim_v; d++)
 		if (!(fabs(out[d] - want[d]) <= 2 * tolerance))
 			fail_msg("%s: row %u head %u dim %u: got %.9g, right is %.9g", text, r, h, d, out[d], want[d]);
 	if (*lse != want_lse && !(fabs(*lse - want_lse) <= tolerance * (1 + fabs(want_lse))))
 		fail_msg("%s: row %u head %u: lse %.9g, right is %.9g", text, r, h, *lse, want_lse);
+}
+
+/* Each row's share of a key is off by its score's rounding, and each addition rounds once; a share below e^-87 is none. */
+static void trial_check_mass(const struct trial *t, const struct data *data)
+{
+	const double share = 2 * (TOLERANCE + SCORE_ROUNDING * data->reach), rows = (double)t->n_q * t->group;
+	const float *got = data->mass.at;
+	char text[256];
+
+	trial_describe(t, text, sizeof(text));
+	for (size_t i = 0; i < (size_t)t->n * t->kv_heads; i++) {
+		const double want = t->mass ? data->want_mass[i] : (double)(i % 3);
+
+		if (!(fabs(got[i] - want) <= (t->mass ? (share + rows * 0x1p-24) * want + rows * 1e-37 : 0)))
+			fail_msg("%s: mass of key %zu of head %zu: got %.9g, right is %.9g", text, i % t->n, i / t->n,
+				got[i], want);
+	}
 }
 
 static void trial_run(const struct trial *t)
@@ -284,11 +314,13 @@ static void trial_run(const struct trial *t)
 		.n_q = t->n_q,
 		.q_end = t->q_end,
 		.causal = t->causal,
+		.mass = t->mass ? data.mass.at : NULL,
 	};
 	assert_int_equal(kvattn_attend(&data.geom, &seq, 1, &opts), 0);
 	for (uint32_t r = 0; r < t->n_q; r++)
 		for (uint32_t h = 0; h < q_heads; h++)
 			trial_check_row(t, &data, r, h);
+	trial_check_mass(t, &data);
 	data_close(&data);
 }
 
@@ -343,7 +375,7 @@ static double error_of(uint32_t type, enum order order, bool outliers)
 		const struct data data = {.k = k, .v = v};
 		double want[DIM], reach = 0;
 
-		truth_row(&t, &data, q + h * DIM, h, N - 1, want, &reach);
+		truth_row(&t, &data, q + h * DIM, h, N - 1, want, NULL, &reach);
 		for (uint32_t d = 0; d < DIM; d++) {
 			wrong += (out[h * DIM + d] - want[d]) * (out[h * DIM + d] - want[d]);
 			all += want[d] * want[d];
