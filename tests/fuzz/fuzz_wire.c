@@ -46,7 +46,7 @@ static struct daemon d;
 
 static void pool_remove(void)
 {
-	pool_purge(&d.pool);
+	pool_purge(&d.pool, &d.config);
 }
 
 static void bury_ring(struct loop_timer *timer)
