@@ -53,8 +53,15 @@ int kvattn_summarise(const struct kvattn_geom *geom, const void *block, uint32_t
 static float bound(const float *q, const float *least, const float *most, uint32_t dim)
 {
 	float sum[LANES] = {0}, total = 0;
+	uint32_t d = 0;
 
-	for (uint32_t d = 0; d < dim; d++) {
+	for (; d + LANES <= dim; d += LANES)
+		for (uint32_t i = 0; i < LANES; i++) { /* as many as vectors have, which compilers then use */
+			const float a = q[d + i] * least[d + i], b = q[d + i] * most[d + i];
+
+			sum[i] += a > b ? a : b;
+		}
+	for (; d < dim; d++) {
 		const float a = q[d] * least[d], b = q[d] * most[d];
 
 		sum[d % LANES] += a > b ? a : b;

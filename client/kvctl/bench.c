@@ -29,11 +29,9 @@ static const struct bench_kind {
 	uint64_t pool_bytes; /* with --self */
 	uint64_t spill_bytes;
 } kinds[] = {
-	{"pin", bench_pin, 5 * GIB, 0},
-	{"publish", bench_publish, GIB, 0},
-	{"share", bench_share, GIB + 256 * MIB, 0},
-	{"spill", bench_spill, 256 * MIB, 2 * GIB},
-	{"attn", bench_attn, 512 * MIB, 0},
+	{"pin", bench_pin, 5 * GIB, 0}, {"publish", bench_publish, GIB, 0}, {"share", bench_share, GIB + 256 * MIB, 0},
+	{"spill", bench_spill, 256 * MIB, 2 * GIB}, {"attn", bench_attn, 512 * MIB, 0},
+	{"sparse", bench_sparse, 128 * MIB, GIB}, /* in slabs of 64 MiB: one for the blocks, half of what there are */
 };
 #define N_KINDS (sizeof(kinds) / sizeof(kinds[0]))
 
@@ -246,7 +244,7 @@ int bench_command(int argc, char **argv)
 		return option_exit(c);
 	kind = kind_find(optind < argc ? argv[optind] : NULL);
 	if (!kind) {
-		complain("bench: name one of pin, publish, share, spill, attn; see kvctl help bench");
+		complain("bench: name one of pin, publish, share, spill, attn, sparse; see kvctl help bench");
 		return KVCTL_USAGE;
 	}
 	bench.json = options.json;

@@ -48,6 +48,7 @@ int bench_publish(struct bench *bench);
 int bench_share(struct bench *bench);
 int bench_spill(struct bench *bench);
 int bench_attn(struct bench *bench);
+int bench_sparse(struct bench *bench);
 
 /* A daemon of our own, for --self. */
 struct bench_daemon {

@@ -70,7 +70,7 @@ static const struct command commands[] = {
 		"  --hidden N      width of the model; with it, or --params, the arithmetic of a step\n"
 		"  --params N      weights, e.g. 8G (else 12 x layers x hidden^2)\n"
 		"  --weight-bytes N  bytes of one weight (2)\n" JSON_HELP},
-	{"bench", bench_command, "pin|publish|share|spill|attn [--json] [--self]", "measure beside yardsticks",
+	{"bench", bench_command, "pin|publish|share|spill|attn|sparse [--json] [--self]", "measure beside yardsticks",
 		POOL_HELP JSON_HELP "  --self          start a daemon for it, and remove everything afterwards\n"},
 };
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))

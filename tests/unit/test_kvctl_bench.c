@@ -111,6 +111,20 @@ static void attention_over_the_pool_is_that_over_private_memory(void **state)
 	assert_nothing_left(f->pid);
 }
 
+/* Made-up keys, always the same: what is picked is better than the latest, and there is little of it. */
+static void an_eighth_of_the_blocks_is_nearly_all_of_attention(void **state)
+{
+	struct fake *f = *state;
+
+	need_kvpoold();
+	if (run(f, "bench", "sparse", "--self") != 0)
+		fail_msg("%s%s", f->out, f->err);
+	assert_says(f->out, "blocks restored");
+	assert_says(f->out, "relative L2 error against all blocks");
+	assert_null(strstr(f->out, "MISSED"));
+	assert_nothing_left(f->pid);
+}
+
 static void an_interrupted_run_leaves_nothing(void **state)
 {
 	struct fake *f = *state;
@@ -140,7 +154,7 @@ static void wrong_words_are_refused(void **state)
 	struct fake *f = *state;
 
 	assert_int_equal(run(f, "bench"), 2);
-	assert_says(f->err, "pin, publish, share, spill, attn");
+	assert_says(f->err, "pin, publish, share, spill, attn, sparse");
 	assert_int_equal(run(f, "bench", "speed"), 2);
 	assert_int_equal(run(f, "bench", "pin", "--socket", "/nowhere/at/all"), 4);
 }
@@ -152,6 +166,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		test(rows_have_the_form_others_script_against),
 		test(attention_over_the_pool_is_that_over_private_memory),
+		test(an_eighth_of_the_blocks_is_nearly_all_of_attention),
 		test(an_interrupted_run_leaves_nothing),
 		test(wrong_words_are_refused),
 	};
