@@ -71,6 +71,8 @@ static const struct option_row options[] = {
 		"give memory back while somebody waits for memory this much of the time; 0: never (default)"},
 	{"pressure-file", OPTION_TEXT, AT(pressure_file), 0, ROOM(pressure_file), "FILE",
 		"where that is told (default: the cgroup's memory.pressure, or /proc/pressure/memory)"},
+	{"cgroup-headroom", OPTION_NUMBER, AT(cgroup_headroom), 0, 50, "PERCENT",
+		"give memory back before less than this of the cgroup's memory limit is left (default 2); 0: never"},
 	{"max-clients", OPTION_NUMBER, AT(max_clients), 1, 2048, "N", "client sessions at once"},
 	{"max-namespaces", OPTION_NUMBER, AT(max_namespaces), 1, 1024, "N", "namespaces at once"},
 	{"uid-max-clients", OPTION_NUMBER, AT(uid_max_clients), 1, 2048, "N", "client sessions of one uid"},
@@ -113,6 +115,7 @@ void config_defaults(struct config *config)
 	config->hold_limit_ms = 0;
 	config->grant_limit_ms = 600000;
 	config->free_percent = 3;
+	config->cgroup_headroom = 2;
 	config->read_ahead = 16;
 	config->spill_scrub = 8ull * MIB;
 }

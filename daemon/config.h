@@ -56,6 +56,7 @@ struct config {
 	char log_level[16]; /* err, warn, info, debug */
 	uint32_t pressure_percent; /* memory is given back above; 0: never */
 	char pressure_file[256]; /* "": found by itself */
+	uint32_t cgroup_headroom; /* percent of the cgroup's limit kept free by giving memory back; 0: never */
 	bool lock_memory; /* mlock the slabs */
 	uint32_t max_clients;
 	uint32_t max_namespaces;

@@ -13,6 +13,7 @@
 #include <utlist.h>
 
 #include "block.h"
+#include "cgroup.h"
 #include "guard.h"
 #include "log.h"
 #include "maker.h"
@@ -690,39 +691,6 @@ static bool slab_keep_object(void *owner, const char *rest)
 		if (atomic_load(&d->pool.slab_rows[i].number) == number)
 			return true;
 	return false;
-}
-
-/* The smallest memory.max of our cgroup and those above it; UINT64_MAX: none. */
-static uint64_t cgroup_limit(void)
-{
-	char line[512], path[600];
-	uint64_t limit = UINT64_MAX;
-	FILE *file = fopen("/proc/self/cgroup", "re");
-	char *at = NULL;
-
-	if (!file)
-		return limit;
-	while (fgets(line, sizeof(line), file))
-		if (!strncmp(line, "0::", 3)) {
-			line[strcspn(line, "\n")] = 0;
-			at = line + 3;
-			break;
-		}
-	fclose(file);
-	for (; at && *at; *strrchr(at, '/') = 0) {
-		unsigned long long bytes;
-
-		snprintf(path, sizeof(path), "/sys/fs/cgroup%s/memory.max", at);
-		file = fopen(path, "re");
-		if (file) {
-			if (fscanf(file, "%llu", &bytes) == 1 && bytes < limit)
-				limit = bytes;
-			fclose(file);
-		}
-		if (!strrchr(at, '/'))
-			break;
-	}
-	return limit;
 }
 
 static uint64_t slab_free_places(const struct daemon *d)

@@ -477,7 +477,7 @@ static int tier_evict_from(struct ns *ns, bool far, uint64_t want, unsigned look
 			policy_touch(ns, e);
 			continue;
 		}
-		if (!e->cold && spill && !ns->n_free && tier_is_slow(ns)) {
+		if (!e->cold && spill && !ns_room(ns) && tier_is_slow(ns)) {
 			gauge_add(&d->pool.stats->counters.spill_too_slow, 1);
 		} else if (!e->cold && spill && tier_may_write(e)) {
 			int r = tier_write(e);
