@@ -944,5 +944,7 @@ int main(int argc, char **argv)
 	const int r = levels_run(argv);
 
 	(void)argc;
+	if (SANITIZED && r < 0)
+		print_message("blocks of 1 and 32 tokens only: a sanitizer is that slow\n");
 	return r >= 0 ? r : cmocka_run_group_tests_name(kvattn_isa_name(), tests, NULL, NULL);
 }
