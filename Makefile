@@ -25,7 +25,7 @@ BUILD_PACKAGES := gcc make pkg-config libc6-dev liburing-dev uuid-dev libhwloc-d
 CHECK_PACKAGES := procps g++ binutils libcmocka-dev clang-format groff-base spin systemd python3-pytest \
 	python3-hypothesis python3-numpy
 WHEEL_PACKAGES := python3-pip python3-setuptools python3-wheel
-PEER_PACKAGES := liblmdb-dev libhiredis-dev memcached redis-server
+PEER_PACKAGES := liblmdb-dev libhiredis-dev memcached redis-server fio
 FUZZ_PACKAGES := clang
 
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wcast-qual -Wvla -Werror

@@ -62,6 +62,8 @@ static const struct option_row options[] = {
 	{"spill", OPTION_SPILL, 0, 0, 0, "DIR:SIZE", "directory and size of the spill store, or off"},
 	{"spill-write-budget", OPTION_SIZE, AT(spill_write_budget), 0, 1ull << 50, "SIZE",
 		"bytes eviction may write to the spill store a day (UTC), then it drops; 0: no limit"},
+	{"spill-depth", OPTION_NUMBER, AT(spill_depth), 1, 256, "N",
+		"reads and writes of the spill store at once (default 32)"},
 	{"spill-scrub", OPTION_SIZE, AT(spill_scrub), 0, 1ull << 40, "SIZE",
 		"bytes a second of the spill store read again to find damage; 0: none (default 8M)"},
 	{"io", OPTION_TEXT, AT(io), 0, ROOM(io), "ENGINE", "auto, uring or threads"},
@@ -117,6 +119,7 @@ void config_defaults(struct config *config)
 	config->free_percent = 3;
 	config->cgroup_headroom = 2;
 	config->read_ahead = 16;
+	config->spill_depth = 32;
 	config->spill_scrub = 8ull * MIB;
 }
 
@@ -795,9 +798,9 @@ int config_check(struct config *config, char message[256])
 /* Limits, times and what is logged; all else is built upon at the start. */
 static bool option_is_live(const struct option_row *row)
 {
-	return row->kind == OPTION_NUMBER || !strcmp(row->name, "uid-max-transit") ||
-	       !strcmp(row->name, "spill-write-budget") || !strcmp(row->name, "spill-scrub") ||
-	       !strcmp(row->name, "log-level");
+	return (row->kind == OPTION_NUMBER && strcmp(row->name, "spill-depth")) ||
+	       !strcmp(row->name, "uid-max-transit") || !strcmp(row->name, "spill-write-budget") ||
+	       !strcmp(row->name, "spill-scrub") || !strcmp(row->name, "log-level");
 }
 
 static size_t option_room(const struct option_row *row)

@@ -51,6 +51,7 @@ struct config {
 	char spill_dir[256]; /* "": no spill */
 	uint64_t spill_bytes;
 	uint64_t spill_write_budget; /* bytes a day for evictions; 0: no limit */
+	uint32_t spill_depth; /* transfers at once */
 	uint64_t spill_scrub; /* bytes a second read again to find damage; 0: none */
 	char io[16]; /* auto, uring, threads */
 	char log_level[16]; /* err, warn, info, debug */

@@ -1493,8 +1493,11 @@ void tier_drain(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t d
 static bool evict_some(struct job *job, struct ns *ns)
 {
 	uint64_t before = ns->n_free, want = job->n_want - job->n_done, n_blocks = ns->n_slots;
-	int r = tier_evict_oldest(ns, before + (want < n_blocks ? want : n_blocks), LOOKS_MAX);
+	int r;
 
+	if (!n_blocks) /* others have its memory: as many as it has are free at once, but that is no sign that more will be */
+		return false;
+	r = tier_evict_oldest(ns, before + (want < n_blocks ? want : n_blocks), LOOKS_MAX);
 	job->n_done += ns->n_free - before;
 	job->n_looks = ns->n_free != before || ns->n_writing ? 0 : job->n_looks + LOOKS_MAX;
 	/* a whole round of looks that found only blocks in use is as good as an end */
@@ -1726,6 +1729,7 @@ static int tier_open_spill(struct daemon *d, char message[256])
 	struct tier *tier = d->tier;
 	struct spill_opts opts = {.dir = d->config.spill_dir,
 		.capacity = d->config.spill_bytes,
+		.depth = d->config.spill_depth,
 		.use_uring = strcmp(d->config.io, "threads") != 0,
 		.lock_fd = d->pool.io_lock_fd,
 		.owner = d,

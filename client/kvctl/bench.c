@@ -9,12 +9,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "kvctl.h"
 #include "option.h"
+#include "quantity.h"
 #include "pool.h"
 #include "report.h"
 #include "snapshot.h"
@@ -28,10 +30,14 @@ static const struct bench_kind {
 	int (*run)(struct bench *bench);
 	uint64_t pool_bytes; /* with --self */
 	uint64_t spill_bytes;
+	const unsigned *depths; /* one daemon for each; ends with 0 */
 } kinds[] = {
-	{"pin", bench_pin, 5 * GIB, 0}, {"publish", bench_publish, GIB, 0}, {"share", bench_share, GIB + 256 * MIB, 0},
-	{"spill", bench_spill, 256 * MIB, 2 * GIB}, {"attn", bench_attn, 512 * MIB, 0},
-	{"sparse", bench_sparse, 128 * MIB, GIB}, /* in slabs of 64 MiB: one for the blocks, half of what there are */
+	{"pin", bench_pin, 5 * GIB, 0, NULL}, {"publish", bench_publish, GIB, 0, NULL},
+	{"share", bench_share, GIB + 256 * MIB, 0, NULL},
+	{"spill", bench_spill, 320 * MIB, GIB, (const unsigned[]){1, 8, 32, 0}},
+	{"attn", bench_attn, 512 * MIB, 0, NULL},
+	{"sparse", bench_sparse, 128 * MIB, GIB,
+		NULL}, /* in slabs of 64 MiB: one for the blocks, half of what there are */
 };
 #define N_KINDS (sizeof(kinds) / sizeof(kinds[0]))
 
@@ -139,7 +145,7 @@ static int rows_report(const struct bench *bench)
 	return report_json_print(list, 0) ? KVCTL_FAILED : code;
 }
 
-/* Against the daemon at bench->socket. Return: exit code, all printed. */
+/* Against the daemon at bench->socket. Return: exit code; the rows are there. */
 static int bench_run(struct bench *bench, const struct bench_kind *kind)
 {
 	struct snapshot snapshot;
@@ -153,8 +159,7 @@ static int bench_run(struct bench *bench, const struct bench_kind *kind)
 	bench->pool_bytes = C(snapshot.head.counters.pool_bytes);
 	snprintf(bench->spill_dir, sizeof(bench->spill_dir), "%s", snapshot.head.spill_dir);
 	snapshot_free(&snapshot);
-	r = kind->run(bench);
-	return output_end(r ? r : rows_report(bench));
+	return kind->run(bench);
 }
 
 /* Half of what the machine has to spare: yardsticks need memory too. */
@@ -177,8 +182,8 @@ static uint64_t pool_bytes_fit(uint64_t wanted)
 	return most;
 }
 
-/* In a child, so that whatever becomes of it the daemon and its memory go. */
-static int bench_run_self(struct bench *bench, const struct bench_kind *kind)
+/* In a child, so that whatever becomes of it the daemon and its memory go; its rows are in shared memory. */
+static int bench_run_self(struct bench *bench, const struct bench_kind *kind, unsigned depth)
 {
 	struct bench_daemon daemon;
 	sigset_t ends, old;
@@ -191,11 +196,12 @@ static int bench_run_self(struct bench *bench, const struct bench_kind *kind)
 	sigaddset(&ends, SIGHUP);
 	sigaddset(&ends, SIGCHLD);
 	sigprocmask(SIG_BLOCK, &ends, &old);
-	r = bench_daemon_start(&daemon, pool_bytes_fit(kind->pool_bytes), kind->spill_bytes);
+	r = bench_daemon_start(&daemon, pool_bytes_fit(kind->pool_bytes), kind->spill_bytes, depth);
 	if (r) {
 		sigprocmask(SIG_SETMASK, &old, NULL);
 		return r;
 	}
+	bench->depth = depth;
 	snprintf(bench->socket, sizeof(bench->socket), "%s", daemon.socket);
 	fflush(NULL);
 	pid = fork();
@@ -220,6 +226,17 @@ static int bench_run_self(struct bench *bench, const struct bench_kind *kind)
 	return KVCTL_FAILED;
 }
 
+static int bench_run_depths(struct bench *bench, const struct bench_kind *kind)
+{
+	int r = 0;
+
+	if (!kind->depths || bench->depth)
+		return bench_run_self(bench, kind, bench->depth);
+	for (const unsigned *depth = kind->depths; *depth && !r; depth++)
+		r = bench_run_self(bench, kind, *depth);
+	return r;
+}
+
 static const struct bench_kind *kind_find(const char *name)
 {
 	for (unsigned i = 0; name && i < N_KINDS; i++)
@@ -230,16 +247,27 @@ static const struct bench_kind *kind_find(const char *name)
 
 int bench_command(int argc, char **argv)
 {
-	static const struct option longs[] = {OPTION_POOL, OPTION_JSON, {"self", no_argument, NULL, 'S'}, OPTION_LAST};
+	static const struct option longs[] = {OPTION_POOL, OPTION_JSON, {"self", no_argument, NULL, 'S'},
+		{"pairs", required_argument, NULL, 'p'}, {"depth", required_argument, NULL, 'D'}, OPTION_LAST};
 	struct options options = {.command = "bench", .longs = longs, .argc = argc, .argv = argv, .max_rest = 1};
-	static struct bench bench;
+	struct bench *bench = mmap(NULL, sizeof(*bench), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	const struct bench_kind *kind;
 	bool self = false;
+	uint64_t pairs = 10, depth = 0;
 	struct pool pool;
 	int c, r;
 
+	if (bench == MAP_FAILED) {
+		complain("bench: out of memory");
+		return KVCTL_FAILED;
+	}
 	while ((c = option_next(&options)) >= 0)
-		self = true;
+		if (c == 'S')
+			self = true;
+		else if (c == 'D' && quantity_parse_count(optarg, 1, 256, &depth) < 0)
+			return option_exit(option_wrong(&options, "--depth", optarg, "a number from 1 to 256"));
+		else if (c == 'p' && quantity_parse_count(optarg, 1, BENCH_PAIRS_MAX, &pairs) < 0)
+			return option_exit(option_wrong(&options, "--pairs", optarg, "a number from 1 to 100"));
 	if (c != OPTION_END)
 		return option_exit(c);
 	kind = kind_find(optind < argc ? argv[optind] : NULL);
@@ -247,14 +275,19 @@ int bench_command(int argc, char **argv)
 		complain("bench: name one of pin, publish, share, spill, attn, sparse; see kvctl help bench");
 		return KVCTL_USAGE;
 	}
-	bench.json = options.json;
-	if (self)
-		return bench_run_self(&bench, kind);
-	if (options.name && !options.socket) {
-		r = pool_find(&pool, NULL, options.name);
-		snprintf(bench.socket, sizeof(bench.socket), "%s", r ? "" : pool.socket);
+	bench->json = options.json;
+	bench->pairs = (unsigned)pairs;
+	bench->depth = (unsigned)depth;
+	if (self) {
+		r = bench_run_depths(bench, kind);
 	} else {
-		r = pool_socket_path(options.socket, bench.socket);
+		if (options.name && !options.socket) {
+			r = pool_find(&pool, NULL, options.name);
+			snprintf(bench->socket, sizeof(bench->socket), "%s", r ? "" : pool.socket);
+		} else {
+			r = pool_socket_path(options.socket, bench->socket);
+		}
+		r = r ? r : bench_run(bench, kind);
 	}
-	return r ? r : bench_run(&bench, kind);
+	return output_end(r ? r : rows_report(bench));
 }

@@ -15,6 +15,7 @@
 
 #define BENCH_ROWS_MAX 64
 #define BENCH_PROCESSES_MAX 8
+#define BENCH_PAIRS_MAX 100
 #define BENCH_NO_TARGET 0.0
 #define BENCH_ZERO (-1.0) /* the value itself must be 0 */
 
@@ -32,6 +33,8 @@ struct bench {
 	char spill_dir[256]; /* of the daemon, ""; for the yardstick of the disk */
 	uint64_t pool_bytes;
 	bool json;
+	unsigned depth; /* spill: transfers at once; 0: as the daemon is */
+	unsigned pairs; /* spill: rounds */
 	unsigned n_rows;
 	struct bench_row rows[BENCH_ROWS_MAX];
 };
@@ -57,8 +60,8 @@ struct bench_daemon {
 	char socket[96];
 	char name[32];
 };
-/** bench_daemon_start() - @spill_bytes 0: no store. Return: 0; KVCTL_FAILED (said). */
-int bench_daemon_start(struct bench_daemon *daemon, uint64_t pool_bytes, uint64_t spill_bytes);
+/** bench_daemon_start() - @spill_bytes 0: no store; @depth: its transfers at once, 0: as it likes. Return: 0; KVCTL_FAILED (said). */
+int bench_daemon_start(struct bench_daemon *daemon, uint64_t pool_bytes, uint64_t spill_bytes, unsigned depth);
 /** bench_daemon_stop() - end it and remove all it had: memory, store, directory */
 void bench_daemon_stop(struct bench_daemon *daemon);
 
@@ -67,5 +70,12 @@ void bench_daemon_stop(struct bench_daemon *daemon);
  * Return: nanoseconds a block; < 0: left out (said why).
  */
 double bench_peer(const char *what, const char *peer, uint64_t n_blocks, uint64_t block_bytes, unsigned n_processes);
+
+/** bench_fio_there() - is fio installed? */
+bool bench_fio_there(void);
+/** bench_fio_speed() - MB/s of @bytes of @file in pieces of @block_bytes, @depth at once; writes with their flush. 0: it failed. */
+double bench_fio_speed(const char *file, bool write, uint64_t block_bytes, unsigned depth, uint64_t bytes);
+/** bench_fio_p99_us() - of reads one after the other, alone or beside writes, 32 at once */
+double bench_fio_p99_us(const char *file, uint64_t block_bytes, uint64_t bytes, bool beside_writes);
 
 #endif

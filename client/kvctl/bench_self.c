@@ -58,15 +58,16 @@ static void log_tail(const char *path, char *text, size_t room)
 	snprintf(text, room, "%s", line ? line + 1 : log);
 }
 
-static void daemon_exec(const struct bench_daemon *daemon, uint64_t pool_bytes, uint64_t spill_bytes)
+static void daemon_exec(const struct bench_daemon *daemon, uint64_t pool_bytes, uint64_t spill_bytes, unsigned depth)
 {
-	char path[PATH_MAX], pool[32], spill[128], log[128];
+	char path[PATH_MAX], pool[32], spill[128], depth_text[16], log[128];
 	sigset_t none;
 	int fd;
 
 	snprintf(log, sizeof(log), "%s/log", daemon->dir);
 	snprintf(pool, sizeof(pool), "%" PRIu64, pool_bytes);
 	snprintf(spill, sizeof(spill), "%s:%" PRIu64, daemon->dir, spill_bytes);
+	snprintf(depth_text, sizeof(depth_text), "%u", depth ? depth : 32);
 	prctl(PR_SET_PDEATHSIG, SIGTERM); /* nobody else would end it */
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
@@ -75,7 +76,7 @@ static void daemon_exec(const struct bench_daemon *daemon, uint64_t pool_bytes, 
 	dup2(fd, STDERR_FILENO);
 	unsetenv("NOTIFY_SOCKET");
 	execlp(program_path("kvpoold", path), "kvpoold", "--socket", daemon->socket, "--name", daemon->name, "--pool",
-		pool, "--spill", spill_bytes ? spill : "off", (char *)NULL);
+		pool, "--spill", spill_bytes ? spill : "off", "--spill-depth", depth_text, (char *)NULL);
 	fprintf(stderr, "cannot run %s: %s\n", path, strerror(errno));
 	_exit(127);
 }
@@ -142,7 +143,7 @@ static void purge_leftovers(void)
 		closedir(dir);
 }
 
-int bench_daemon_start(struct bench_daemon *daemon, uint64_t pool_bytes, uint64_t spill_bytes)
+int bench_daemon_start(struct bench_daemon *daemon, uint64_t pool_bytes, uint64_t spill_bytes, unsigned depth)
 {
 	const char *tmp = getenv("TMPDIR");
 	uint64_t end = now_ns() + START_NS;
@@ -161,7 +162,7 @@ int bench_daemon_start(struct bench_daemon *daemon, uint64_t pool_bytes, uint64_
 	bench_say("starting a daemon with a pool of %" PRIu64 " MiB ...", pool_bytes >> 20);
 	daemon->pid = fork();
 	if (daemon->pid == 0)
-		daemon_exec(daemon, pool_bytes, spill_bytes);
+		daemon_exec(daemon, pool_bytes, spill_bytes, depth);
 	while (now_ns() < end) {
 		if (waitpid(daemon->pid, NULL, WNOHANG) != 0) {
 			daemon->pid = 0;

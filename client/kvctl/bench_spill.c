@@ -1,17 +1,19 @@
 /*
- * bench_spill.c - kvctl bench spill: blocks to the spill store and back, beside plain O_DIRECT writes and reads there
+ * bench_spill.c - kvctl bench spill: blocks to the spill store and back, beside fio on the same file system
  *
- * Disks of this kind of machine vary by a factor of four within minutes: both are measured in turns, three rounds.
+ * Disks vary by a factor of four within minutes: a round of ours and two of fio's are taken in turns, and the band in which
+ * fio is beside itself is told with each row.  Where that band is wider than what is to be shown, no target is set.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "admin.h"
 #include "bench.h"
@@ -19,13 +21,35 @@
 #include "load.h"
 #include "pool.h"
 
-#define BLOCK_BYTES (1u << 20)
-#define ROUNDS 3
-#define BATCH 16
+#define KIB ((uint64_t)1024)
+#define MIB (1024 * KIB)
+#define VOLUME (96 * MIB) /* of one pass */
+#define BATCH 64u
 #define WAIT_NS 60000000000ull
+#define TARGET (1 / 0.95)
+#define BAND 0.05 /* half of it; wider: nothing can be claimed */
+#define CPU_LIMIT 0.15 /* cores a GB/s beside the checksum */
+#define LATENCY_BLOCK MIB
+#define LATENCY_SAMPLES 256u
+#define LATENCY_SET 32u
 
+static const uint64_t sizes[] = {64 * KIB, 256 * KIB, MIB, 2 * MIB};
+#define N_SIZES (sizeof(sizes) / sizeof(sizes[0]))
+
+struct spill_bench {
+	struct bench *bench;
+	struct load load;
+	char file[320]; /* fio's */
+	bool fio;
+	int pid; /* of the daemon */
+	double hash_ns_per_byte;
+	uint64_t next_key;
+	double cpu_ns, cpu_bytes; /* of the daemon, while it moved so much */
+};
+
+/* One round, MB/s: [0] spill, [1] restore. */
 struct spill_round {
-	double pool_write, raw_write, pool_read, raw_read; /* MB/s */
+	double ours[2], fio[2], again[2];
 };
 
 static double mb_per_s(uint64_t bytes, uint64_t start_ns)
@@ -33,144 +57,314 @@ static double mb_per_s(uint64_t bytes, uint64_t start_ns)
 	return (double)bytes / 1e6 / ((double)(now_ns() - start_ns) / 1e9);
 }
 
-/* Block after block, as one writer or reader would; fdatasync counts. Return: MB/s; 0: refused. */
-static double raw_pass(const char *path, void *buffer, uint64_t n, bool write)
+/* CPU time of the daemon with all its threads, the kernel's workers for it too; 0: not told. */
+static double daemon_cpu_ns(int pid)
 {
-	int fd = open(path, (write ? O_WRONLY | O_CREAT : O_RDONLY) | O_DIRECT | O_CLOEXEC, 0600);
-	uint64_t start = now_ns();
-	double speed = 0;
+	unsigned long long user = 0, kernel = 0;
+	char path[64];
+	FILE *f;
 
-	if (fd < 0)
+	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+	f = fopen(path, "re");
+	if (!f)
 		return 0;
-	for (uint64_t i = 0; i < n; i++) {
-		off_t off = (off_t)(i * BLOCK_BYTES);
-		ssize_t r = write ? pwrite(fd, buffer, BLOCK_BYTES, off) : pread(fd, buffer, BLOCK_BYTES, off);
-
-		if (r != BLOCK_BYTES)
-			goto out;
-	}
-	if (!write || fdatasync(fd) == 0)
-		speed = mb_per_s(n * BLOCK_BYTES, start);
-out:
-	close(fd);
-	return speed;
+	if (fscanf(f, "%*d (%*[^)]) %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu", &user, &kernel) != 2)
+		user = kernel = 0;
+	fclose(f);
+	return (double)(user + kernel) * 1e9 / (double)sysconf(_SC_CLK_TCK);
 }
 
-static int drain(const struct bench *bench)
+/* Nanoseconds a byte of the checksum of a record, of memory that is in no cache. */
+static double hash_cost(void)
 {
-	struct kvp_wire_admin ask = {.deadline_ns = now_ns() + WAIT_NS};
+	uint64_t bytes = 64 * MIB, best = UINT64_MAX;
+	uint8_t *memory = malloc(bytes);
+	volatile uint64_t sink;
+
+	if (!memory)
+		return 0;
+	memset(memory, 0x5a, bytes);
+	for (unsigned i = 0; i < 5; i++) {
+		uint64_t start = load_cpu_ns(), took;
+
+		sink = XXH3_128bits(memory, bytes).low64;
+		took = load_cpu_ns() - start;
+		best = took < best ? took : best;
+	}
+	(void)sink;
+	free(memory);
+	return (double)best / (double)bytes;
+}
+
+static int ask_daemon(const struct bench *bench, uint16_t type)
+{
+	struct kvp_wire_admin ask = {.n = UINT64_MAX};
 	struct options options = {.command = "bench", .socket = bench->socket};
 	struct kvp_wire_admin_done done;
-	char path[KVP_SOCKET_MAX];
-	int fd, r = admin_socket_path(&options, NULL, path);
 
-	if (r)
-		return r;
-	fd = admin_connect(path);
-	if (fd < 0) {
-		admin_complain("bench", path, fd);
-		return KVCTL_FAILED;
-	}
-	r = admin_ask(fd, "bench", KVP_MSG_DRAIN, &ask, sizeof(ask), ask.deadline_ns + WAIT_NS, &done);
-	close(fd);
-	if (r < 0)
-		admin_complain("bench", path, r);
-	return r ? KVCTL_FAILED : 0;
+	return admin_do(&options, NULL, type, &ask, sizeof(ask), WAIT_NS, &done);
 }
 
-static int pool_read_back(struct load *load, uint64_t first, uint64_t n)
+/* All of them are asked for at once, as an engine does that knows its prompt; then taken as they come. */
+static int read_back(struct load *load, uint64_t first, uint64_t n)
 {
-	for (uint64_t i = 0; i < n; i += BATCH) {
-		struct kvp_view views[BATCH];
-		struct kvp_key keys[BATCH];
-		uint32_t k = n - i < BATCH ? (uint32_t)(n - i) : BATCH;
-		int64_t got;
+	struct kvp_key *keys = calloc(n, sizeof(*keys));
+	struct kvp_view views[BATCH];
+	int r = keys ? 0 : KVCTL_FAILED;
 
-		for (uint32_t j = 0; j < k; j++)
-			keys[j] = load_key(first + i + j);
-		got = kvp_acquire(load->ns, keys, k, 0, now_ns() + WAIT_NS, views);
-		for (int64_t j = 0; j < got; j++)
+	for (uint64_t i = 0; i < n && !r; i++)
+		keys[i] = load_key(first + i);
+	if (!r)
+		kvp_prefetch(load->ns, keys, (uint32_t)n);
+	for (uint64_t i = 0; i < n && !r;) {
+		uint32_t k = n - i < BATCH ? (uint32_t)(n - i) : BATCH;
+		int64_t got = kvp_acquire(load->ns, keys + i, k, KVP_ACQUIRE_SOME, now_ns() + WAIT_NS, views);
+
+		for (int64_t j = 0; j < got && !r; j++)
 			if (*(const uint64_t *)views[j].data != first + i + (uint64_t)j) {
 				complain(
 					"bench: block %" PRIu64 " came back with other bytes", first + i + (uint64_t)j);
-				return KVCTL_FAILED;
+				r = KVCTL_FAILED;
 			}
 		kvp_release(views, k);
-		if (got != k) {
-			complain("bench: block %" PRIu64 " did not come back from the store",
-				first + i + (uint64_t)(got > 0 ? got : 0));
-			return KVCTL_FAILED;
+		if (got <= 0) {
+			complain("bench: block %" PRIu64 " did not come back from the store", first + i);
+			r = KVCTL_FAILED;
 		}
+		i += got > 0 ? (uint64_t)got : 0;
 	}
-	return 0;
-}
-
-/* @n blocks, twice what the pool holds: the first half must come from the store. */
-static int spill_round(
-	struct bench *bench, struct load *load, unsigned round, uint64_t n, void *buffer, struct spill_round *result)
-{
-	char path[300];
-	uint64_t first = round * n, start;
-	int r;
-
-	snprintf(path, sizeof(path), "%s/kvctl-bench-%d", bench->spill_dir, (int)getpid());
-	result->raw_write = raw_pass(path, buffer, n, true);
-	start = now_ns();
-	r = load_publish(load, first, n, BLOCK_BYTES, true);
-	if (!r)
-		r = drain(bench);
-	result->pool_write = mb_per_s(n * BLOCK_BYTES, start);
-	result->raw_read = raw_pass(path, buffer, n / 2, false);
-	start = now_ns();
-	if (!r)
-		r = pool_read_back(load, first, n / 2);
-	result->pool_read = mb_per_s(n / 2 * BLOCK_BYTES, start);
-	unlink(path);
+	free(keys);
 	return r;
 }
 
-static void spill_rows(struct bench *bench, const struct spill_round *rounds)
+/* Publish, write out, forget, read back: *@speed of the two that count. */
+static int our_pass(struct spill_bench *s, uint64_t block_bytes, double speed[2])
 {
-	double pool_write[ROUNDS], raw_write[ROUNDS], pool_read[ROUNDS], raw_read[ROUNDS];
+	uint64_t n = VOLUME / block_bytes, first = s->next_key, start;
+	double cpu;
+	int r = load_publish(&s->load, first, n, block_bytes, true);
 
-	for (unsigned i = 0; i < ROUNDS; i++) {
-		pool_write[i] = rounds[i].pool_write;
-		raw_write[i] = rounds[i].raw_write;
-		pool_read[i] = rounds[i].pool_read;
-		raw_read[i] = rounds[i].raw_read;
+	s->next_key += n;
+	cpu = daemon_cpu_ns(s->pid);
+	start = now_ns();
+	if (!r)
+		r = ask_daemon(s->bench, KVP_MSG_DRAIN);
+	speed[0] = mb_per_s(n * block_bytes, start);
+	s->cpu_ns += daemon_cpu_ns(s->pid) - cpu;
+	if (!r)
+		r = ask_daemon(s->bench, KVP_MSG_EVICT);
+	cpu = daemon_cpu_ns(s->pid);
+	start = now_ns();
+	if (!r)
+		r = read_back(&s->load, first, n);
+	speed[1] = mb_per_s(n * block_bytes, start);
+	s->cpu_ns += daemon_cpu_ns(s->pid) - cpu;
+	s->cpu_bytes += 2. * (double)(n * block_bytes);
+	return r;
+}
+
+static void fio_pass(const struct spill_bench *s, uint64_t block_bytes, double speed[2])
+{
+	for (unsigned side = 0; side < 2 && s->fio; side++)
+		speed[side] = bench_fio_speed(s->file, side == 0, block_bytes, s->bench->depth, VOLUME);
+}
+
+/* Who comes first changes from round to round. */
+static int take_round(struct spill_bench *s, unsigned i, uint64_t block_bytes, struct spill_round *round)
+{
+	int r = 0;
+
+	memset(round, 0, sizeof(*round));
+	if (i % 2)
+		fio_pass(s, block_bytes, round->fio);
+	r = our_pass(s, block_bytes, round->ours);
+	if (i % 2 == 0)
+		fio_pass(s, block_bytes, round->fio);
+	fio_pass(s, block_bytes, round->again);
+	return r;
+}
+
+/* Microseconds a block of ours beside fio's: the median of the ratios within the rounds, on fio's median. */
+static void size_row(struct spill_bench *s, uint64_t block_bytes, unsigned side, const struct spill_round *rounds)
+{
+	double ours[BENCH_PAIRS_MAX], fio[BENCH_PAIRS_MAX], ratio[BENCH_PAIRS_MAX], band[BENCH_PAIRS_MAX];
+	const char *name = side == 0 ? "spill" : "restore";
+	unsigned n = s->bench->pairs;
+	double limit, low, high;
+	char text[64] = "";
+
+	for (unsigned i = 0; i < n; i++) {
+		ours[i] = rounds[i].ours[side] > 0 ? (double)block_bytes / rounds[i].ours[side] : 0;
+		fio[i] = rounds[i].fio[side] > 0 ? (double)block_bytes / rounds[i].fio[side] : 0;
+		ratio[i] = fio[i] > 0 ? ours[i] / fio[i] : 0;
+		band[i] = rounds[i].again[side] > 0 ? rounds[i].fio[side] / rounds[i].again[side] : 0;
 	}
-	bench_row(bench, "MB/s", load_median(pool_write, ROUNDS), "O_DIRECT pwrite", load_median(raw_write, ROUNDS),
-		BENCH_NO_TARGET, "publish blocks of 1 MiB into the store, drained");
-	bench_row(bench, "MB/s", load_median(pool_read, ROUNDS), "O_DIRECT pread", load_median(raw_read, ROUNDS),
-		BENCH_NO_TARGET, "get them back, checksums verified");
+	if (!s->fio) {
+		bench_row(s->bench, "us", load_median(ours, n), NULL, 0, BENCH_NO_TARGET, "%s %" PRIu64 " KiB x %u",
+			name, block_bytes / KIB, s->bench->depth);
+		return;
+	}
+	load_median(band, n); /* sorts them */
+	low = band[n / 4];
+	high = band[n - 1 - n / 4];
+	snprintf(text, sizeof(text), "fio (beside itself %.2f-%.2f)", low, high);
+	limit = high - low > 2 * BAND ? BENCH_NO_TARGET : TARGET;
+	bench_row(s->bench, "us", load_median(fio, n) * load_median(ratio, n), text, load_median(fio, n), limit,
+		"%s %" PRIu64 " KiB x %u", name, block_bytes / KIB, s->bench->depth);
+}
+
+static int size_measure(struct spill_bench *s, uint64_t block_bytes)
+{
+	struct spill_round rounds[BENCH_PAIRS_MAX];
+	char name[32];
+	int r;
+
+	snprintf(name, sizeof(name), "bench-spill-%" PRIu64, block_bytes / KIB);
+	bench_say("spill: blocks of %" PRIu64 " KiB, %u at once, %u rounds ...", block_bytes / KIB, s->bench->depth,
+		s->bench->pairs);
+	/* no more in stock than a small part of the pool */
+	r = load_open(&s->load, s->bench->socket, name, block_bytes, (uint32_t)(16 * MIB / block_bytes));
+	if (!r)
+		r = take_round(s, 0, block_bytes, &rounds[0]); /* the first one grows files and touches memory */
+	for (unsigned i = 0; !r && i < s->bench->pairs; i++)
+		r = take_round(s, i, block_bytes, &rounds[i]);
+	load_close(&s->load);
+	for (unsigned side = 0; !r && side < 2; side++)
+		size_row(s, block_bytes, side, rounds);
+	return r;
+}
+
+/* ---- restores beside writes ---- */
+
+/* Publish for ever: what does not fit is written out. */
+static void write_for_ever(const struct bench *bench)
+{
+	struct load load;
+
+	if (load_open(&load, bench->socket, "bench-spill-load", LATENCY_BLOCK, LATENCY_SET / 2))
+		_exit(1);
+	for (uint64_t k = 1ull << 40;; k += BATCH)
+		if (load_publish(&load, k, BATCH, LATENCY_BLOCK, true))
+			_exit(1);
+}
+
+static int compare_double(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+/* Block after block. Return: microseconds; 0: too few came back. */
+static double restore_p99_us(struct spill_bench *s)
+{
+	double us[LATENCY_SAMPLES];
+	unsigned n = 0;
+
+	for (unsigned tries = 0; n < LATENCY_SAMPLES && tries < 64; tries++) {
+		uint64_t first = s->next_key;
+
+		s->next_key += LATENCY_SET;
+		if (load_publish(&s->load, first, LATENCY_SET, LATENCY_BLOCK, true) ||
+			ask_daemon(s->bench, KVP_MSG_DRAIN) || ask_daemon(s->bench, KVP_MSG_EVICT))
+			return 0;
+		for (uint64_t i = 0; i < LATENCY_SET && n < LATENCY_SAMPLES; i++) {
+			struct kvp_key key = load_key(first + i);
+			uint64_t start = now_ns();
+			struct kvp_view view;
+
+			if (kvp_acquire(s->load.ns, &key, 1, 0, now_ns() + WAIT_NS, &view) != 1)
+				continue; /* written over by the load meanwhile */
+			if (view.hit == KVP_HIT_SPILL)
+				us[n++] = (double)(now_ns() - start) / 1e3;
+			kvp_release(&view, 1);
+		}
+	}
+	if (n < LATENCY_SAMPLES)
+		return 0;
+	qsort(us, n, sizeof(us[0]), compare_double);
+	return us[n * 99 / 100];
+}
+
+static int latency_measure(struct spill_bench *s)
+{
+	double alone, beside, fio_alone = 0, fio_beside = 0, most;
+	int r = load_open(&s->load, s->bench->socket, "bench-spill-p99", LATENCY_BLOCK, LATENCY_SET / 2);
+	pid_t pid;
+
+	if (r)
+		return r;
+	bench_say("spill: restores of 1 MiB alone, then beside writes ...");
+	alone = restore_p99_us(s);
+	fflush(NULL);
+	pid = fork();
+	if (pid == 0)
+		write_for_ever(s->bench);
+	beside = restore_p99_us(s);
+	if (pid > 0) {
+		kill(pid, SIGKILL);
+		waitpid(pid, NULL, 0);
+	}
+	load_close(&s->load);
+	if (s->fio) {
+		fio_alone = bench_fio_p99_us(s->file, LATENCY_BLOCK, VOLUME, false);
+		fio_beside = bench_fio_p99_us(s->file, LATENCY_BLOCK, VOLUME, true);
+	}
+	if (alone <= 0 || beside <= 0) {
+		bench_say("restores beside writes left out: too few blocks came back, the load had written over them");
+		return 0;
+	}
+	most = fio_alone > 0 && fio_beside / fio_alone > 2 ? fio_beside / fio_alone : 2;
+	bench_row(s->bench, "us", alone, fio_alone > 0 ? "fio" : NULL, fio_alone, BENCH_NO_TARGET,
+		"p99 of restoring 1 MiB, alone");
+	bench_row(s->bench, "us", beside, fio_beside > 0 ? "fio" : NULL, fio_beside, BENCH_NO_TARGET,
+		"p99 of restoring 1 MiB, beside writes");
+	bench_row(s->bench, "times", beside / alone, most > 2 ? "fio's own" : "twice", most, 1,
+		"p99 beside writes / alone");
+	return 0;
+}
+
+/* ---- all of it ---- */
+
+static void cpu_row(struct spill_bench *s)
+{
+	double ns_per_byte = s->cpu_bytes > 0 ? s->cpu_ns / s->cpu_bytes : 0;
+
+	if (ns_per_byte <= 0)
+		return;
+	bench_row(s->bench, "cores", ns_per_byte - s->hash_ns_per_byte, "limit", CPU_LIMIT, 1,
+		"CPU a GB/s x %u, beside the checksum's %.2f", s->bench->depth, s->hash_ns_per_byte);
 }
 
 int bench_spill(struct bench *bench)
 {
-	struct spill_round rounds[ROUNDS];
-	uint64_t n = bench->pool_bytes / BLOCK_BYTES * 2;
-	struct load load;
-	void *buffer;
+	struct spill_bench s = {.bench = bench, .fio = bench_fio_there(), .next_key = 1};
+	struct pool pool;
 	int r;
 
 	if (!bench->spill_dir[0]) {
 		complain("bench: this daemon has no spill store: start it with --spill DIR:SIZE, or use --self");
 		return KVCTL_FAILED;
 	}
-	buffer = mmap(NULL, BLOCK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-	if (buffer == MAP_FAILED)
-		return KVCTL_FAILED;
-	n = n > 1024 ? 1024 : n;
-	if (n * BLOCK_BYTES < bench->pool_bytes * 3 / 2)
-		bench_say("the pool is large: part of what is read back may never have left it");
-	r = load_open(&load, bench->socket, "bench-spill", BLOCK_BYTES, BATCH);
-	for (unsigned i = 0; !r && i < ROUNDS; i++) {
-		bench_say("spill: round %u of %u, %" PRIu64 " MiB ...", i + 1, ROUNDS, n);
-		r = spill_round(bench, &load, i, n, buffer, &rounds[i]);
+	if (!s.fio)
+		bench_say("fio is not installed: no yardstick is taken (apt-get install fio)");
+	if (!bench->depth)
+		bench->depth = 32; /* as the daemon does by itself */
+	r = pool_find(&pool, bench->socket, NULL);
+	if (r)
+		return r;
+	s.pid = pool.header.daemon_pid;
+	s.hash_ns_per_byte = hash_cost();
+	snprintf(s.file, sizeof(s.file), "%s/kvctl-bench-%d", bench->spill_dir, (int)getpid());
+	for (unsigned i = 0; i < N_SIZES && !r; i++) {
+		r = size_measure(&s, sizes[i]);
+		if (!r)
+			r = ask_daemon(bench, KVP_MSG_EVICT);
 	}
 	if (!r)
-		spill_rows(bench, rounds);
-	load_close(&load);
-	munmap(buffer, BLOCK_BYTES);
+		cpu_row(&s);
+	if (!r && bench->depth == 32)
+		r = latency_measure(&s);
+	unlink(s.file);
 	return r;
 }

@@ -70,8 +70,11 @@ static const struct command commands[] = {
 		"  --hidden N      width of the model; with it, or --params, the arithmetic of a step\n"
 		"  --params N      weights, e.g. 8G (else 12 x layers x hidden^2)\n"
 		"  --weight-bytes N  bytes of one weight (2)\n" JSON_HELP},
-	{"bench", bench_command, "pin|publish|share|spill|attn|sparse [--json] [--self]", "measure beside yardsticks",
-		POOL_HELP JSON_HELP "  --self          start a daemon for it, and remove everything afterwards\n"},
+	{"bench", bench_command, "pin|publish|share|spill|attn|sparse [--json] [--self] [--pairs N] [--depth N]",
+		"measure beside yardsticks",
+		POOL_HELP JSON_HELP "  --self          start a daemon for it, and remove everything afterwards\n"
+				    "  --pairs N       spill: rounds of ours and of fio (10)\n"
+				    "  --depth N       spill: so many at once only (--self: 1, 8 and 32)\n"},
 };
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
 

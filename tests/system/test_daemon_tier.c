@@ -355,6 +355,23 @@ static void after_a_drain_and_a_reboot_everything_is_back_under_its_old_keys(voi
 		assert_int_equal(comes_back(&f->ns, k, NULL), 1);
 }
 
+static void evict_ends_though_a_namespace_has_no_memory(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_wire_admin_done done;
+	struct wire_ns empty;
+
+	for (uint64_t k = 0; k < 30; k++)
+		put(&f->ns, k, NULL);
+	assert_int_equal(wire_join(&f->w, &empty, "empty", BLOCK), 0);
+	assert_int_equal(atomic_load(&host_ns_row(&f->host, empty.id)->counters.slots), 0);
+	assert_int_equal(ask(f, KVP_MSG_EVICT, UINT64_MAX, &done), sizeof(done));
+	assert_int_equal(done.n_done, 30);
+	assert_int_equal(done.n_left, 0);
+	assert_int_equal(done.late, 0);
+	wire_leave(&empty);
+}
+
 static void evict_drops_as_many_as_asked_though_they_are_written_first(void **state)
 {
 	struct fixture *f = *state;
@@ -659,6 +676,7 @@ int main(int argc, char **argv)
 		WITH_SPILL(a_damaged_record_is_a_miss_that_says_so),
 		WITH_SPILL(after_a_kill_of_the_daemon_cold_blocks_are_found_again),
 		WITH_SPILL(after_a_drain_and_a_reboot_everything_is_back_under_its_old_keys),
+		WITH_SPILL(evict_ends_though_a_namespace_has_no_memory),
 		WITH_SPILL(evict_drops_as_many_as_asked_though_they_are_written_first),
 		WITH_SPILL(what_goes_over_the_days_budget_is_dropped_and_counted_and_a_drain_is_not),
 		WITH_SPILL(a_hung_disk_stops_nobody_and_shows_within_seconds),

@@ -1,5 +1,8 @@
-/* test_kvctl_bench.c - kvctl bench --self: rows as others script against them, and nothing left behind.  No times are judged. */
+/* test_kvctl_bench.c - kvctl bench --self: rows as others script against them, and nothing left behind.  No times are judged.
+   kvpool-test: timeout=300 */
 #include "test_kvctl_fixture.h"
+
+#include <math.h>
 
 static int outputs_setup(void **state)
 {
@@ -125,6 +128,89 @@ static void an_eighth_of_the_blocks_is_nearly_all_of_attention(void **state)
 	assert_nothing_left(f->pid);
 }
 
+/* PATH with a fio that always tells the same, or with none. */
+static void given_fio(const char *answer)
+{
+	char dir[] = "/var/tmp/kvt-fio-XXXXXX", path[64], both[128];
+	FILE *script;
+
+	assert_non_null(mkdtemp(dir));
+	snprintf(path, sizeof(path), "%s/fio", dir);
+	if (answer) {
+		script = fopen(path, "w");
+		assert_non_null(script);
+		fprintf(script, "#!/bin/sh\necho 'fio: a word before'\necho '%s'\n", answer);
+		fclose(script);
+		assert_int_equal(chmod(path, 0700), 0);
+	}
+	snprintf(both, sizeof(both), "%s:%s", dir, answer ? "/usr/bin:/bin" : "/nowhere");
+	setenv("PATH", both, 1);
+}
+
+static void fio_taken_away(void)
+{
+	char dir[64], path[80];
+
+	snprintf(dir, sizeof(dir), "%.*s", (int)strcspn(getenv("PATH"), ":"), getenv("PATH"));
+	snprintf(path, sizeof(path), "%s/fio", dir);
+	unlink(path);
+	rmdir(dir);
+	setenv("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", 1);
+}
+
+static void spill_stands_beside_fio_at_each_size(void **state)
+{
+	struct fake *f = *state;
+	unsigned n = 0;
+	json_t *rows;
+
+	need_kvpoold();
+	/* 100 MB in 100 ms, and twice as long with the flush */
+	given_fio(
+		"{\"jobs\": [{\"job_runtime\": 200, \"read\": {\"runtime\": 100, \"io_bytes\": 100000000, \"clat_ns\": "
+		"{\"percentile\": {\"99.000000\": 5000}}}, \"write\": {\"runtime\": 100, \"io_bytes\": 100000000}}]}");
+	assert_in_range(run(f, "bench", "spill", "--self", "--json", "--pairs", "1", "--depth", "8"), 0, 1);
+	fio_taken_away();
+	rows = json_loads(f->out, 0, NULL);
+	assert_non_null(rows);
+	for (size_t i = 0; i < json_array_size(rows); i++) {
+		const json_t *row = json_array_get(rows, i);
+		const char *name = json_string_value(json_object_get(row, "name"));
+		double fio = json_number_value(json_object_get(row, "yardstick_value"));
+		unsigned kib = 0;
+
+		if (sscanf(name, "spill %u KiB x 8", &kib) == 1)
+			assert_true(fabs(fio - kib * 1024 / 500.) < 0.001); /* us at 500 MB/s */
+		else if (sscanf(name, "restore %u KiB x 8", &kib) == 1)
+			assert_true(fabs(fio - kib * 1024 / 1000.) < 0.001);
+		else
+			continue;
+		assert_true(json_number_value(json_object_get(row, "value")) > 0);
+		assert_true(json_is_boolean(json_object_get(row, "ok"))); /* a band of nothing: it is claimed */
+		n++;
+	}
+	assert_int_equal(n, 8);
+	json_decref(rows);
+}
+
+static void without_fio_it_is_said_and_no_yardstick_made_up(void **state)
+{
+	struct fake *f = *state;
+	json_t *rows;
+
+	need_kvpoold();
+	given_fio(NULL);
+	assert_in_range(run(f, "bench", "spill", "--self", "--json", "--pairs", "1", "--depth", "8"), 0, 1);
+	fio_taken_away();
+	assert_says(f->err, "fio is not installed");
+	rows = json_loads(f->out, 0, NULL);
+	assert_non_null(rows);
+	assert_true(json_array_size(rows) >= 8);
+	assert_true(json_is_null(json_object_get(json_array_get(rows, 0), "yardstick")));
+	assert_true(json_is_null(json_object_get(json_array_get(rows, 0), "ok")));
+	json_decref(rows);
+}
+
 static void an_interrupted_run_leaves_nothing(void **state)
 {
 	struct fake *f = *state;
@@ -167,6 +253,8 @@ int main(void)
 		test(rows_have_the_form_others_script_against),
 		test(attention_over_the_pool_is_that_over_private_memory),
 		test(an_eighth_of_the_blocks_is_nearly_all_of_attention),
+		test(spill_stands_beside_fio_at_each_size),
+		test(without_fio_it_is_said_and_no_yardstick_made_up),
 		test(an_interrupted_run_leaves_nothing),
 		test(wrong_words_are_refused),
 	};
