@@ -275,7 +275,8 @@ static int sparse_open(struct sparse_job *job, const struct kvp_desc *desc, cons
 {
 	static const struct kvp_kernels kernels = KVP_KERNELS_OF_KVATTN;
 	struct kvp_desc summaries;
-	struct kvp_ns_opts ns = {.size = sizeof(ns), .name = "bench-sparse", .desc = &summaries};
+	struct kvp_ns_opts ns = {
+		.size = sizeof(ns), .name = "bench-sparse", .owner_uid = KVP_UID_SELF, .desc = &summaries};
 	struct kvp_seq_opts seq = {.size = sizeof(seq), .kernels = &kernels, .resident_blocks = N_BLOCKS / 8};
 
 	if (kvp_desc_summaries(desc, &summaries) < 0 || kvp_ns_open(load->client, &ns, &job->summaries) < 0 ||

@@ -29,7 +29,8 @@ int load_open_desc(
 		.comm = "kvctl bench",
 		.connect_timeout_ms = 5000,
 		.stock_blocks = stock};
-	struct kvp_ns_opts ns_opts = {.size = sizeof(ns_opts), .name = ns_name, .desc = desc};
+	struct kvp_ns_opts ns_opts = {
+		.size = sizeof(ns_opts), .name = ns_name, .owner_uid = KVP_UID_SELF, .desc = desc};
 
 	memset(load, 0, sizeof(*load));
 	if (kvp_open(&opts, &load->client) < 0) {
