@@ -209,89 +209,89 @@ static void without_fio_it_is_said_and_no_yardstick_made_up(void **state)
 	assert_true(json_is_null(json_object_get(json_array_get(rows, 0), "yardstick")));
 	assert_true(json_is_null(json_object_get(json_array_get(rows, 0), "ok")));
 	json_decref(rows);
+}
 
-	static void an_ordinary_user_may_measure_too(void **state)
-	{
-		pid_t pid;
-		int status;
+static void an_ordinary_user_may_measure_too(void **state)
+{
+	pid_t pid;
+	int status;
 
-		(void)state;
-		need_kvpoold();
-		if (geteuid() != 0) {
-			print_message("skipped: cannot change uid; the other cases are an ordinary user's\n");
-			skip();
-		}
-		pid = fork();
-		if (pid == 0) {
-			int null = open("/dev/null", O_RDWR);
-
-			unsetenv("TMPDIR"); /* it is root's */
-			dup2(null, 1);
-			if (setgid(61001) || setuid(61001))
-				_exit(99);
-			if (access(kvctl_path(), X_OK) < 0)
-				_exit(77);
-			execl(kvctl_path(), "kvctl", "bench", "publish", "--self", (char *)NULL);
-			_exit(98);
-		}
-		assert_int_equal(waitpid(pid, &status, 0), pid);
-		if (WIFEXITED(status) && WEXITSTATUS(status) == 77) {
-			print_message("skipped: other users cannot reach %s\n", kvctl_path());
-			skip();
-		}
-		assert_true(WIFEXITED(status) && WEXITSTATUS(status) <= 1); /* 1: a target missed */
-		assert_nothing_left(pid);
+	(void)state;
+	need_kvpoold();
+	if (geteuid() != 0) {
+		print_message("skipped: cannot change uid; the other cases are an ordinary user's\n");
+		skip();
 	}
+	pid = fork();
+	if (pid == 0) {
+		int null = open("/dev/null", O_RDWR);
 
-	static void an_interrupted_run_leaves_nothing(void **state)
-	{
-		struct fake *f = *state;
-		pid_t pid;
-		int status;
-
-		need_kvpoold();
-		pid = fork();
-		if (pid == 0) {
-			int null = open("/dev/null", O_RDWR);
-
-			dup2(null, 1);
-			dup2(null, 2);
-			execl(kvctl_path(), "kvctl", "bench", "publish", "--self", (char *)NULL);
-			_exit(127);
-		}
-		usleep(700000);
-		kill(pid, SIGINT);
-		assert_true(waitpid(pid, &status, 0) == pid);
-		assert_true(WIFEXITED(status));
-		assert_nothing_left(pid);
-		(void)f;
+		unsetenv("TMPDIR"); /* it is root's */
+		dup2(null, 1);
+		if (setgid(61001) || setuid(61001))
+			_exit(99);
+		if (access(kvctl_path(), X_OK) < 0)
+			_exit(77);
+		execl(kvctl_path(), "kvctl", "bench", "publish", "--self", (char *)NULL);
+		_exit(98);
 	}
-
-	static void wrong_words_are_refused(void **state)
-	{
-		struct fake *f = *state;
-
-		assert_int_equal(run(f, "bench"), 2);
-		assert_says(f->err, "pin, publish, share, spill, attn, sparse");
-		assert_int_equal(run(f, "bench", "speed"), 2);
-		assert_int_equal(run(f, "bench", "pin", "--socket", "/nowhere/at/all"), 4);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	if (WIFEXITED(status) && WEXITSTATUS(status) == 77) {
+		print_message("skipped: other users cannot reach %s\n", kvctl_path());
+		skip();
 	}
+	assert_true(WIFEXITED(status) && WEXITSTATUS(status) <= 1); /* 1: a target missed */
+	assert_nothing_left(pid);
+}
+
+static void an_interrupted_run_leaves_nothing(void **state)
+{
+	struct fake *f = *state;
+	pid_t pid;
+	int status;
+
+	need_kvpoold();
+	pid = fork();
+	if (pid == 0) {
+		int null = open("/dev/null", O_RDWR);
+
+		dup2(null, 1);
+		dup2(null, 2);
+		execl(kvctl_path(), "kvctl", "bench", "publish", "--self", (char *)NULL);
+		_exit(127);
+	}
+	usleep(700000);
+	kill(pid, SIGINT);
+	assert_true(waitpid(pid, &status, 0) == pid);
+	assert_true(WIFEXITED(status));
+	assert_nothing_left(pid);
+	(void)f;
+}
+
+static void wrong_words_are_refused(void **state)
+{
+	struct fake *f = *state;
+
+	assert_int_equal(run(f, "bench"), 2);
+	assert_says(f->err, "pin, publish, share, spill, attn, sparse");
+	assert_int_equal(run(f, "bench", "speed"), 2);
+	assert_int_equal(run(f, "bench", "pin", "--socket", "/nowhere/at/all"), 4);
+}
 
 #define test(name) cmocka_unit_test_setup_teardown(name, outputs_setup, outputs_teardown)
 
-	int main(void)
-	{
-		const struct CMUnitTest tests[] = {
-			test(rows_have_the_form_others_script_against),
-			test(attention_over_the_pool_is_that_over_private_memory),
-			test(an_eighth_of_the_blocks_is_nearly_all_of_attention),
-			test(spill_stands_beside_fio_at_each_size),
-			test(without_fio_it_is_said_and_no_yardstick_made_up),
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		test(rows_have_the_form_others_script_against),
+		test(attention_over_the_pool_is_that_over_private_memory),
+		test(an_eighth_of_the_blocks_is_nearly_all_of_attention),
+		test(spill_stands_beside_fio_at_each_size),
+		test(without_fio_it_is_said_and_no_yardstick_made_up),
+		test(an_ordinary_user_may_measure_too),
+		test(an_interrupted_run_leaves_nothing),
+		test(wrong_words_are_refused),
+	};
 
-			test(an_ordinary_user_may_measure_too),
-			test(an_interrupted_run_leaves_nothing),
-			test(wrong_words_are_refused),
-		};
-
-		return cmocka_run_group_tests_name("kvctl bench", tests, NULL, NULL);
-	}
+	return cmocka_run_group_tests_name("kvctl bench", tests, NULL, NULL);
+}
