@@ -77,6 +77,8 @@ static const struct option_row options[] = {
 		"give memory back before less than this of the cgroup's memory limit is left (default 2); 0: never"},
 	{"max-clients", OPTION_NUMBER, AT(max_clients), 1, 2048, "N", "client sessions at once"},
 	{"max-namespaces", OPTION_NUMBER, AT(max_namespaces), 1, 1024, "N", "namespaces at once"},
+	{"namespace-min", OPTION_SIZE, AT(namespace_min), 0, 1ull << 46, "SIZE",
+		"memory of a namespace in use that no other one takes from it (default: a slab)"},
 	{"uid-max-clients", OPTION_NUMBER, AT(uid_max_clients), 1, 2048, "N", "client sessions of one uid"},
 	{"uid-max-namespaces", OPTION_NUMBER, AT(uid_max_namespaces), 1, 1024, "N", "namespaces of one uid"},
 	{"uid-max-grants", OPTION_NUMBER, AT(uid_max_grants), 0, UINT32_MAX, "N",
@@ -799,8 +801,9 @@ int config_check(struct config *config, char message[256])
 static bool option_is_live(const struct option_row *row)
 {
 	return (row->kind == OPTION_NUMBER && strcmp(row->name, "spill-depth")) ||
-	       !strcmp(row->name, "uid-max-transit") || !strcmp(row->name, "spill-write-budget") ||
-	       !strcmp(row->name, "spill-scrub") || !strcmp(row->name, "log-level");
+	       !strcmp(row->name, "uid-max-transit") || !strcmp(row->name, "namespace-min") ||
+	       !strcmp(row->name, "spill-write-budget") || !strcmp(row->name, "spill-scrub") ||
+	       !strcmp(row->name, "log-level");
 }
 
 static size_t option_room(const struct option_row *row)

@@ -70,6 +70,7 @@ struct config {
 	uint32_t hold_limit_ms; /* a stopped client's holds may be revoked after so long; 0: never */
 	uint32_t grant_limit_ms;
 	uint32_t read_ahead; /* blocks read along a chain before they are asked for */
+	uint64_t namespace_min; /* bytes of memory that no other namespace takes from one in use */
 	uint32_t free_percent; /* free slots kept ready by evicting ahead of need */
 };
 

@@ -644,12 +644,25 @@ static uint32_t tier_oldest_age(struct ns *ns)
 	return 0;
 }
 
-/* A share nobody takes: one slab of each namespace that is used, but for one that has none. */
+static bool ns_is_unused(const struct ns *ns)
+{
+	return !ns->n_members && !ns->n_based;
+}
+
+/* With a slab less, has it still its minimum, and one at least? */
+static bool ns_spares_slab(const struct ns *ns)
+{
+	uint64_t slab = ns->head->slots_per_slab, left = ns->n_slots > slab ? ns->n_slots - slab : 0;
+
+	return left && left * ns->head->block_stride >= ns->d->config.namespace_min;
+}
+
+/* A share nobody takes: the minimum of each namespace that is used, one slab at least, but for one that has none. */
 static bool tier_may_give(const struct ns *ns, const struct ns *other)
 {
 	if (other == ns || !other->n_slots || (int64_t)(loop_now() - other->keeps_until_ns) < 0)
 		return false;
-	return !ns->n_slots || other->n_slots > other->head->slots_per_slab || (!other->n_members && !other->n_based);
+	return !ns->n_slots || ns_is_unused(other) || ns_spares_slab(other);
 }
 
 /* A namespace whose memory is worth less than ours: nobody uses it, or its oldest block has been unused for far longer. */
@@ -663,7 +676,7 @@ static struct ns *tier_idle_donor(struct ns *ns)
 
 		if (!tier_may_give(ns, other))
 			continue;
-		if (!other->n_members && !other->n_based)
+		if (ns_is_unused(other))
 			return other;
 		age = tier_oldest_age(other);
 		if (age > least) {
@@ -720,6 +733,7 @@ static struct ns *tier_shrink_donor(struct daemon *d, uint32_t node)
 	struct ns *donor = NULL, *last = NULL;
 	uint64_t now = loop_now();
 	uint32_t oldest = 0;
+	bool spares = false;
 
 	for (uint32_t place = 0; place < d->pool.header->max_places; place++) {
 		struct slab *slab = d->slabs[place];
@@ -729,14 +743,17 @@ static struct ns *tier_shrink_donor(struct daemon *d, uint32_t node)
 		if (!ns || ns == last)
 			continue;
 		last = ns;
-		if (ns->emptying || (!ns->n_members && !ns->n_based))
+		if (ns->emptying || ns_is_unused(ns))
 			return ns; /* what is begun first */
 		if ((int64_t)(now - ns->keeps_until_ns) < 0)
 			continue;
+		if (spares && !ns_spares_slab(ns))
+			continue; /* minimum shares go last: all of them together may be more than the budget */
 		age = tier_oldest_age(ns);
-		if (!donor || age > oldest) {
+		if (!donor || age > oldest || (!spares && ns_spares_slab(ns))) {
 			donor = ns;
 			oldest = age;
+			spares = ns_spares_slab(ns);
 		}
 	}
 	return donor;
