@@ -13,7 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -61,6 +63,51 @@ static int teardown(void **state)
 	host_close(&f->host);
 	free(f);
 	return good ? 0 : -1;
+}
+
+/* A service manager's end of the notifications, in a child. Return (its exit status): 0: it was told how far the filling is, then
+   that all is there, and readiness only afterwards. */
+static int notified(int fd)
+{
+	bool filling = false, full = false;
+	char text[512];
+	ssize_t n;
+
+	while ((n = recv(fd, text, sizeof(text) - 1, 0)) > 0) {
+		text[n] = 0;
+		filling |= strstr(text, "EXTEND_TIMEOUT_USEC=") && strstr(text, "STATUS=populating the pool: ");
+		full |= strstr(text, "STATUS=populating the pool: 8 of 8 MiB") != NULL;
+		if (strstr(text, "READY=1"))
+			return filling && full ? 0 : 1;
+	}
+	return 2;
+}
+
+static void while_memory_is_filled_the_service_manager_is_told_how_far_it_is(void **state)
+{
+	struct host host;
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct timeval patience = {.tv_sec = 30};
+	int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), status = -1;
+	pid_t child;
+
+	(void)state;
+	assert_int_equal(host_open(&host, geteuid()), 0);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/notify", host.dir);
+	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)), 0);
+	fflush(NULL);
+	child = fork(); /* it reads while we wait for the daemon: a full queue would hold that up */
+	if (child == 0)
+		_exit(notified(fd));
+	setenv("NOTIFY_SOCKET", address.sun_path, 1);
+	assert_int_equal(
+		host_start(&host, (const char *[]){"--pool", "8M", "--slab", "1M", "--spill", "off", NULL}), 0);
+	unsetenv("NOTIFY_SOCKET");
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	close(fd);
+	host_close(&host);
 }
 
 static void what_of_a_pool_is_no_whole_slab_is_told(void **state)
@@ -999,6 +1046,7 @@ static void a_senseless_configuration_ends_the_start_with_status_2_and_a_hint(vo
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(while_memory_is_filled_the_service_manager_is_told_how_far_it_is),
 		cmocka_unit_test(what_of_a_pool_is_no_whole_slab_is_told),
 		WITH_DAEMON(a_killed_client_leaves_no_pin_and_no_grant_behind_for_longer_than_two_seconds),
 		WITH_DAEMON(killed_clients_cost_the_daemon_nothing_in_the_end),
