@@ -34,7 +34,7 @@ static const struct bench_kind {
 } kinds[] = {
 	{"pin", bench_pin, 5 * GIB, 0, NULL}, {"publish", bench_publish, GIB, 0, NULL},
 	{"share", bench_share, GIB + 256 * MIB, 0, NULL},
-	{"spill", bench_spill, 320 * MIB, GIB, (const unsigned[]){1, 8, 32, 0}},
+	{"spill", bench_spill, 320 * MIB, 768 * MIB, (const unsigned[]){1, 8, 32, 0}},
 	{"attn", bench_attn, 512 * MIB, 0, NULL},
 	{"sparse", bench_sparse, 128 * MIB, GIB,
 		NULL}, /* in slabs of 64 MiB: one for the blocks, half of what there are */
@@ -157,6 +157,7 @@ static int bench_run(struct bench *bench, const struct bench_kind *kind)
 	if (r)
 		return r;
 	bench->pool_bytes = C(snapshot.head.counters.pool_bytes);
+	bench->spill_bytes = C(snapshot.head.counters.spill_capacity_bytes);
 	snprintf(bench->spill_dir, sizeof(bench->spill_dir), "%s", snapshot.head.spill_dir);
 	snapshot_free(&snapshot);
 	return kind->run(bench);

@@ -32,6 +32,7 @@ struct bench {
 	char socket[KVP_SOCKET_MAX];
 	char spill_dir[256]; /* of the daemon, ""; for the yardstick of the disk */
 	uint64_t pool_bytes;
+	uint64_t spill_bytes; /* capacity of its store */
 	bool json;
 	unsigned depth; /* spill: transfers at once; 0: as the daemon is */
 	unsigned pairs; /* spill: rounds */
