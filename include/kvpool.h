@@ -682,7 +682,7 @@ struct kvp_keep {
  * nobody takes them for a prompt's.  K keeps the rotation of its old position while the sequence counts from 0: the caller
  * goes on with old positions for RoPE, and with the sequence's own for attention.  Values of KVP_TYPE_I8 and I4 are
  * rounded once more.
- * Return: 0; -KVP_EINVAL; -KVP_ENOTSUP; -KVP_ENOMEM.
+ * Return: 0; -KVP_EINVAL; -KVP_ENOTSUP; -KVP_ESTALE: holds of @seq were lost, nothing was published; -KVP_ENOMEM.
  */
 KVP_API int kvp_compact(struct kvp_seq *seq, const struct kvp_keep *keep, struct kvp_seq **kept);
 

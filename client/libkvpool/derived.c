@@ -169,6 +169,9 @@ static int64_t quantise_publish(
 		if (r < 0)
 			return r;
 	}
+	if (kvp_lost(q->views, n)) /* what was read may have been something else by then */
+		return fail(
+			-KVP_ESTALE, "blocks were taken away while they were read: this process was stopped too long");
 	return kvp_publish(q->to, q->items, n, q->results);
 }
 
@@ -182,9 +185,8 @@ static int64_t quantise_some(struct quantise *q, const struct kvp_key *parent, c
 		done = quantise_publish(q, parent, keys, (uint32_t)rooms);
 	if (rooms > 0)
 		kvp_abandon(q->blocks, (uint32_t)rooms);
-	if (held > 0 && kvp_release(q->views, (uint32_t)held) && done >= 0)
-		return fail(
-			-KVP_ESTALE, "blocks were taken away while they were read: this process was stopped too long");
+	if (held > 0)
+		kvp_release(q->views, (uint32_t)held);
 	return held < 0 ? held : rooms < 0 ? rooms : done;
 }
 

@@ -127,6 +127,7 @@ static int layer_keep(
 
 int kvp_compact(struct kvp_seq *seq, const struct kvp_keep *keep, struct kvp_seq **out)
 {
+	struct kvp_seq_stats stats = {.size = sizeof(stats)};
 	struct kvp_seq *kept;
 	int r = seq_bad(seq);
 
@@ -145,6 +146,9 @@ int kvp_compact(struct kvp_seq *seq, const struct kvp_keep *keep, struct kvp_seq
 		r = kept_append(kept, seq, keep);
 	for (uint32_t layer = 0; r == 0 && layer < seq->ns->join.desc.n_layers; layer++)
 		r = layer_keep(kept, seq, keep, layer);
+	if (r == 0 && kvp_seq_stats(seq, &stats) == 0 &&
+		stats.lost) /* what was read may have been something else by then */
+		r = fail(-KVP_ESTALE, "blocks of the sequence were taken away: this process was stopped too long");
 	if (r == 0 && kvp_seq_commit(kept, keep->n) < 0)
 		r = -KVP_ENOMEM;
 	if (r < 0) {

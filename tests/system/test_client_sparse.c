@@ -10,10 +10,12 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "kvattn.h"
@@ -27,6 +29,13 @@
 #define BLOCKS 240u /* 7.5 MiB, and a pool of 4 with 1 for the summaries */
 #define RESIDENT 24u
 #define ROW (HEADS * DIM)
+
+/* Children of this process open clients of their own, with threads: ThreadSanitizer is told to bear it. */
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void)
+{
+	return "die_after_fork=0";
+}
 
 static const struct kvp_kernels kernels = KVP_KERNELS_OF_KVATTN;
 
@@ -97,10 +106,11 @@ static int teardown_alone(void **state)
 	return 0;
 }
 
-static int setup(void **state)
+static int setup_with(void **state, const char *hold_limit)
 {
 	struct fixture *f = calloc(1, sizeof(*f));
-	const char *options[] = {
+	const char *options[] = {"--hold-limit", hold_limit,
+
 		"--pool", "4M", "--slab", "1M", "--free-percent", "0", "--heartbeat", "200", "--spill", f->spill, NULL};
 	char dir[96];
 
@@ -115,6 +125,16 @@ static int setup(void **state)
 	open_client(f, 0);
 	*state = f;
 	return 0;
+}
+
+static int setup(void **state)
+{
+	return setup_with(state, "0");
+}
+
+static int setup_hold_limit(void **state)
+{
+	return setup_with(state, "500");
 }
 
 static int teardown(void **state)
@@ -441,6 +461,123 @@ static void quantising_into_another_namespace_is_refused(void **state)
 	kvp_ns_close(own);
 }
 
+/* ---- holds that were lost meanwhile ---- */
+
+/* Once, in the middle of the work: the process stops, as one does that is being debugged, or frozen. */
+static void stop_once(void)
+{
+	static bool stopped;
+
+	if (!stopped) {
+		stopped = true;
+		kill(getpid(), SIGSTOP);
+	}
+}
+
+static int convert_and_stop(const struct kvattn_geom *from, const void *block, const struct kvattn_geom *to,
+	void *to_block, uint32_t n_tokens)
+{
+	stop_once();
+	return kvattn_convert(from, block, to, to_block, n_tokens);
+}
+
+static int get_and_stop(const struct kvattn_geom *geom, const void *block, uint32_t first, uint32_t n, float *k,
+	size_t k_stride, float *v, size_t v_stride)
+{
+	stop_once();
+	return kvattn_get(geom, block, first, n, k, k_stride, v, v_stride);
+}
+
+enum { TOLD_STALE, TOLD_ELSE, TOLD_NOTHING };
+
+static int quantise_and_stop(const struct fixture *f, const struct kvp_key *keys)
+{
+	struct kvp_open_opts opts = {.size = sizeof(opts), .socket = f->host.socket, .connect_timeout_ms = 5000};
+	struct kvp_kernels slow = {.size = sizeof(slow), .convert = convert_and_stop};
+	struct kvp_desc desc = exact_desc(), small;
+	struct kvp_ns_opts from_opts = {.size = sizeof(from_opts), .name = "exact", .owner_uid = KVP_UID_SELF},
+			   to_opts = from_opts;
+	struct kvp_client *client;
+	struct kvp_ns *from, *to;
+
+	from_opts.desc = &desc;
+	to_opts.desc = &small;
+	kvp_desc_quantised(&desc, KVP_TYPE_I8, KVP_TYPE_I8, &small);
+	if (kvp_open(&opts, &client) < 0 || kvp_ns_open(client, &from_opts, &from) < 0 ||
+		kvp_ns_open(client, &to_opts, &to) < 0)
+		return TOLD_NOTHING;
+	return kvp_quantise(from, to, &slow, NULL, keys, 3, kvp_deadline_ms(5000)) == -KVP_ESTALE ? TOLD_STALE
+												  : TOLD_ELSE;
+}
+
+static int keep_and_stop(const struct fixture *f)
+{
+	struct kvp_open_opts opts = {.size = sizeof(opts), .socket = f->host.socket, .connect_timeout_ms = 5000};
+	struct kvp_kernels slow = {.size = sizeof(slow), .get = get_and_stop, .put = kvattn_put};
+	const uint64_t tokens[] = {0, 5, 17, 30};
+	struct kvp_keep keep = {.size = sizeof(keep), .tokens = tokens, .n = 4, .kernels = &slow};
+	struct kvp_desc desc = exact_desc();
+	struct kvp_ns_opts ns_opts = {
+		.size = sizeof(ns_opts), .name = "exact", .owner_uid = KVP_UID_SELF, .desc = &desc};
+	struct kvp_client *client;
+	struct kvp_seq *seq, *kept;
+	struct kvp_ns *ns;
+
+	if (kvp_open(&opts, &client) < 0 || kvp_ns_open(client, &ns_opts, &ns) < 0 ||
+		kvp_seq_open(ns, NULL, &seq) < 0 ||
+		kvp_seq_match(seq, f->tokens, 3 * WIDTH + 1, kvp_deadline_ms(5000)) != 3 * WIDTH)
+		return TOLD_NOTHING;
+	return kvp_compact(seq, &keep, &kept) == -KVP_ESTALE ? TOLD_STALE : TOLD_ELSE;
+}
+
+/* While the child stands still its holds run out, and somebody needs all the memory there is. */
+static int told_after_a_long_stop(struct fixture *f, bool keep, const struct kvp_key *keys)
+{
+	struct kvp_match_part part = {.ns = f->ns, .keys = keys};
+	struct kvp_block_ref *blocks = calloc(140, sizeof(*blocks));
+	uint8_t there = KVP_HIT_RAM;
+	pid_t pid = fork();
+	int status;
+	int64_t n;
+
+	if (pid == 0)
+		_exit(keep ? keep_and_stop(f) : quantise_and_stop(f, keys));
+	assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
+	assert_true(WIFSTOPPED(status));
+	for (int i = 0; i < 20 && there == KVP_HIT_RAM; i++) {
+		n = kvp_reserve(f->ns, 140, 0, kvp_deadline_ms(4000), blocks);
+		kvp_match(&part, 1, 1, KVP_MATCH_ALL, &there);
+		if (n > 0)
+			kvp_abandon(blocks, (uint32_t)n);
+	}
+	free(blocks);
+	kill(pid, SIGCONT);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_true(WIFEXITED(status));
+	assert_int_not_equal(there, KVP_HIT_RAM);
+	return WEXITSTATUS(status);
+}
+
+static void what_was_read_under_a_lost_hold_is_never_published(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_desc desc = exact_desc(), small;
+	struct kvp_key keys[3], derived;
+	struct kvp_view view;
+	struct kvp_ns *to;
+
+	publish_exact(f, 3, keys);
+	assert_int_equal(told_after_a_long_stop(f, false, keys), TOLD_STALE);
+	kvp_desc_quantised(&desc, KVP_TYPE_I8, KVP_TYPE_I8, &small);
+	to = given_ns(f->client, "exact", &small);
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(kvp_key_derived(to, &keys[i], &derived), 0);
+		assert_int_equal(kvp_acquire(to, &derived, 1, 0, kvp_deadline_ms(1000), &view), 0);
+	}
+	kvp_ns_close(to);
+	assert_int_equal(told_after_a_long_stop(f, true, keys), TOLD_STALE);
+}
+
 /* ---- kept tokens ---- */
 
 static void kept_tokens_are_a_sequence_nobody_takes_for_a_prompt(void **state)
@@ -518,6 +655,8 @@ int main(void)
 		ALONE(a_sparse_sequence_refuses_what_makes_no_sense),
 		TEST(quantised_blocks_stand_in_a_labelled_namespace_under_a_key_of_their_own),
 		ALONE(quantising_into_another_namespace_is_refused),
+		cmocka_unit_test_setup_teardown(
+			what_was_read_under_a_lost_hold_is_never_published, setup_hold_limit, teardown),
 		TEST(kept_tokens_are_a_sequence_nobody_takes_for_a_prompt),
 		ALONE(keeping_refuses_what_is_not_there),
 	};
