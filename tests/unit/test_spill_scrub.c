@@ -34,7 +34,7 @@ static void damage(struct fixture *f, unsigned k)
 	const struct record *record = segment_find(f->spill, f->blocks[k].place, &i);
 	int fd = open(f->path, O_RDWR | O_CLOEXEC);
 	off_t off = (off_t)(segment_off(f->spill, i) + record->page * (uint64_t)SPILL_PAGE + SPILL_PAGE + 12345);
-	uint8_t byte;
+	uint8_t byte = 0;
 
 	assert_true(fd >= 0 && pread(fd, &byte, 1, off) == 1);
 	byte ^= 1;
