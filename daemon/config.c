@@ -59,7 +59,8 @@ static const struct option_row options[] = {
 		"where there are too few of these: do not start (default), or go on with 4k"},
 	{"hugetlbfs", OPTION_TEXT, AT(hugetlbfs), 1, ROOM(hugetlbfs), "DIR",
 		"directory in a hugetlbfs mount (default: the first mount of that page size that is writable)"},
-	{"spill", OPTION_SPILL, 0, 0, 0, "DIR:SIZE", "directory and size of the spill store, or off"},
+	{"spill", OPTION_SPILL, 0, 0, 0, "DIR:SIZE",
+		"directory and size of a spill store, or off (may be given several times, one for each device)"},
 	{"spill-write-budget", OPTION_SIZE, AT(spill_write_budget), 0, 1ull << 50, "SIZE",
 		"bytes eviction may write to the spill store a day (UTC), then it drops; 0: no limit"},
 	{"spill-depth", OPTION_NUMBER, AT(spill_depth), 1, 256, "N",
@@ -205,19 +206,24 @@ static const struct option_row *config_find(const char *name, const char **neare
 static int config_set_spill(struct config *config, const char *value)
 {
 	const char *colon = strrchr(value, ':');
-	uint64_t bytes;
+	struct config_store store;
 
+	if (config->stores_from_file)
+		config->n_stores = 0;
+	config->stores_from_file = false;
 	if (!strcmp(value, "off")) {
-		config->spill_dir[0] = 0;
+		config->n_stores = 0;
 		return 0;
 	}
-	if (!colon || colon == value || (size_t)(colon - value) >= sizeof(config->spill_dir))
+	if (config->n_stores == CONFIG_STORES_MAX)
+		return -ERANGE;
+	memset(&store, 0, sizeof(store));
+	if (!colon || colon == value || (size_t)(colon - value) >= sizeof(store.path))
 		return -EINVAL;
-	if (config_parse_size(colon + 1, &bytes) < 0 || bytes < 16ull * MIB)
+	if (config_parse_size(colon + 1, &store.bytes) < 0 || store.bytes < 16ull * MIB)
 		return -EINVAL;
-	memcpy(config->spill_dir, value, (size_t)(colon - value));
-	config->spill_dir[colon - value] = 0;
-	config->spill_bytes = bytes;
+	memcpy(store.path, value, (size_t)(colon - value));
+	config->stores[config->n_stores++] = store;
 	return 0;
 }
 
@@ -439,6 +445,8 @@ static int config_set(struct config *config, const char *name, const char *value
 	if (r == -ERANGE && row->kind == OPTION_LISTEN)
 		snprintf(message, 256, "%s: listen: at most %d of them, each at most 255 bytes long", origin,
 			CONFIG_LISTEN_MAX);
+	else if (r == -ERANGE && row->kind == OPTION_SPILL)
+		snprintf(message, 256, "%s: spill: at most %d stores", origin, CONFIG_STORES_MAX);
 	else if (r == -ERANGE && row->kind != OPTION_TEXT)
 		config_say_range(row, value, origin, message);
 	else if (r == -ERANGE)
@@ -498,7 +506,7 @@ static int config_check_name(struct config_reader *reader, const char *origin, c
 		snprintf(reader->message, 256, "%.150s: config cannot be set in the file itself", origin);
 		return -EINVAL;
 	}
-	if (*set_in && row->kind != OPTION_LISTEN) {
+	if (*set_in && row->kind != OPTION_LISTEN && row->kind != OPTION_SPILL) {
 		snprintf(reader->message, 256, "%.150s: %.40s is set in line %u already: leave one of them", origin,
 			name, *set_in);
 		return -EINVAL;
@@ -672,8 +680,10 @@ int config_parse_args(struct config *config, int argc, char **argv, char message
 		r = config_parse_file(config, message);
 		if (r < 0)
 			return r;
+		config->stores_from_file = true;
 	}
 	r = config_scan(config, argc, argv, false, message);
+	config->stores_from_file = false;
 	return r ? r : config_check(config, message);
 }
 
@@ -767,6 +777,23 @@ static int config_check_pages(struct config *config, char message[256])
 	return 0;
 }
 
+/* Whether two paths lead to one file is seen when they are opened. */
+static int config_check_stores(const struct config *config, char message[256])
+{
+	for (unsigned i = 0; i < config->n_stores; i++) {
+		if (config_check_path("spill", config->stores[i].path, message) < 0)
+			return -EINVAL;
+		for (unsigned j = 0; j < i; j++)
+			if (!strcmp(config->stores[i].path, config->stores[j].path)) {
+				snprintf(message, 256,
+					"spill: %.120s is given twice: give each store a directory of its own",
+					config->stores[i].path);
+				return -EINVAL;
+			}
+	}
+	return 0;
+}
+
 int config_check(struct config *config, char message[256])
 {
 	if (!config_name_ok(config->name)) {
@@ -776,7 +803,7 @@ int config_check(struct config *config, char message[256])
 	}
 	if (config_check_admin_socket(config, message) < 0 || config_check_sockets(config, message) < 0)
 		return -EINVAL;
-	if (config->spill_dir[0] && config_check_path("spill", config->spill_dir, message) < 0)
+	if (config_check_stores(config, message) < 0)
 		return -EINVAL;
 	if (config_check_pages(config, message) < 0)
 		return -EINVAL;
@@ -826,7 +853,8 @@ static bool option_differs(const struct option_row *row, const struct config *a,
 	case OPTION_TEXT:
 		return strcmp((const char *)a + row->off, (const char *)b + row->off) != 0;
 	case OPTION_SPILL:
-		return strcmp(a->spill_dir, b->spill_dir) || a->spill_bytes != b->spill_bytes;
+		return a->n_stores != b->n_stores ||
+		       memcmp(a->stores, b->stores, a->n_stores * sizeof(a->stores[0])) != 0;
 	case OPTION_POOL:
 		return a->pool_bytes != b->pool_bytes || a->n_nodes != b->n_nodes ||
 		       memcmp(a->nodes, b->nodes, sizeof(a->nodes)) != 0;

@@ -31,6 +31,14 @@ struct config_node {
 	uint64_t bytes;
 };
 
+#define CONFIG_STORES_MAX 16
+
+/* A spill store. */
+struct config_store {
+	char path[256];
+	uint64_t bytes;
+};
+
 struct config {
 	char file[256]; /* --config; "": none */
 	char socket[KVP_SOCKET_MAX];
@@ -48,8 +56,9 @@ struct config {
 	uint32_t pages; /* enum kvp_pages, by config_check() */
 	bool pages_fallback; /* where there are none of these: 4k, else no start */
 	char hugetlbfs[KVP_SOCKET_MAX]; /* directory of a mount for 2M and 1G pages; "": found by itself */
-	char spill_dir[256]; /* "": no spill */
-	uint64_t spill_bytes;
+	struct config_store stores[CONFIG_STORES_MAX];
+	unsigned n_stores; /* 0: no spill */
+	bool stores_from_file; /* the first flag begins the list anew */
 	uint64_t spill_write_budget; /* bytes a day for evictions; 0: no limit */
 	uint32_t spill_depth; /* transfers at once */
 	uint64_t spill_scrub; /* bytes a second read again to find damage; 0: none */

@@ -5,8 +5,8 @@
  *	KVPOOL_FAULT='io.write=-EIO@3,io.read.short=4096@2+,io.sync=-EIO@%5'
  *
  * name=value[@n | @n+ | @%n]: at the n-th pass, from the n-th on, at each n-th; without @ always.  The value is a number or
- * a negative errno name.  Passes are counted in each source file from the last change of the variable.  Only the thread
- * that owns the object passes.  Without -DKVP_FAULT nothing of this is in the program.
+ * a negative errno name.  Passes, of whatever thread, are counted in each source file from the last change of the
+ * variable; a test changes it while no transfer is under way.  Without -DKVP_FAULT nothing of this is in the program.
  */
 #ifndef KVPOOL_FAULT_H
 #define KVPOOL_FAULT_H
@@ -15,6 +15,7 @@
 
 #ifdef KVP_FAULT
 #include <errno.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -108,11 +109,17 @@ static inline bool fault_hits(struct fault_rule *rule)
 
 static inline int64_t fault_int(const char *name, int64_t value)
 {
-	struct fault_rule *rules = fault_rules();
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	struct fault_rule *rules;
 
+	pthread_mutex_lock(&lock);
+	rules = fault_rules();
 	for (unsigned i = 0; i < FAULT_RULES_MAX && rules[i].name[0]; i++)
-		if (strcmp(rules[i].name, name) == 0 && fault_hits(&rules[i]))
-			return rules[i].value;
+		if (strcmp(rules[i].name, name) == 0 && fault_hits(&rules[i])) {
+			value = rules[i].value;
+			break;
+		}
+	pthread_mutex_unlock(&lock);
 	return value;
 }
 

@@ -38,11 +38,11 @@
 #define IO_DIRECT_STEP 4096u /* where a short O_DIRECT transfer goes on: no file system we know asks for more */
 #define IO_REAP_MAX 256 /* ops ended in one io_reap() */
 
-struct io_queue {
-	struct io_op *head, *tail;
-};
-
 struct io {
+	struct io_worker *worker; /* has the io that does the work; this one only counts */
+	struct io *inner;
+	void (*ended)(void *owner, struct io_op *op); /* NULL: op->done() */
+	void *ended_owner;
 	struct io_ring *ring; /* may be there though no longer used */
 	struct io_twin *twin;
 	bool uring; /* the ring serves */
@@ -60,7 +60,7 @@ struct io {
 
 /* ---- queues ---- */
 
-static void queue_push(struct io_queue *queue, struct io_op *op)
+void io_queue_push(struct io_queue *queue, struct io_op *op)
 {
 	op->own.next = NULL;
 	if (queue->head)
@@ -78,7 +78,7 @@ static void queue_push_head(struct io_queue *queue, struct io_op *op)
 	queue->head = op;
 }
 
-static struct io_op *queue_pop(struct io_queue *queue)
+struct io_op *io_queue_pop(struct io_queue *queue)
 {
 	struct io_op *op = queue->head;
 
@@ -106,12 +106,12 @@ static struct io_op *io_next(struct io *io)
 		return NULL;
 	if (io->reads.head && !(write_may && io->n_reads_in_row >= 15)) {
 		io->n_reads_in_row++;
-		return queue_pop(&io->reads);
+		return io_queue_pop(&io->reads);
 	}
 	if (!write_may)
 		return NULL;
 	io->n_reads_in_row = 0;
-	return queue_pop(&io->writes);
+	return io_queue_pop(&io->writes);
 }
 
 /* ---- engines ---- */
@@ -222,11 +222,21 @@ static void io_start_more(struct io *io)
 
 /* ---- what an engine said ---- */
 
+void io_hand_over(struct io *io, void (*ended)(void *owner, struct io_op *op), void *owner)
+{
+	io->ended = ended;
+	io->ended_owner = owner;
+}
+
 static void io_end(struct io *io, struct io_op *op, int64_t res)
 {
 	io->n_in_flight--;
 	io->n_ended++;
-	op->done(op, res);
+	op->own.res = op->after ? op->after(op, res) : res;
+	if (io->ended)
+		io->ended(io->ended_owner, op);
+	else
+		op->done(op, op->own.res);
 }
 
 /* May mean that only io_uring is refused, not the operation. */
@@ -314,7 +324,7 @@ static void io_step_again(struct io *io, struct io_op *op, int64_t res)
 	} else if (res == -EINTR) {
 		queue_push_head(io_queue_of(io, op), op);
 	} else {
-		queue_push(&io->delayed, op);
+		io_queue_push(&io->delayed, op);
 		io_arm_timer(io, op->own.tries);
 	}
 }
@@ -326,8 +336,8 @@ static void io_step(struct io *io, struct io_op *op, bool by_ring)
 	int r;
 
 #ifdef KVP_FAULT
-	if (FAULT_INT("io.hang", 0)) {
-		queue_push(&io->hung, op);
+	if (FAULT_INT("io.hang", 0) || FAULT_INT("io.hang.fd", INT32_MIN) == op->fd) {
+		io_queue_push(&io->hung, op);
 		return;
 	}
 #endif
@@ -400,6 +410,24 @@ static void io_free(struct io *io)
 	free(io);
 }
 
+/* The io that does the work is behind @io, in a thread. Without one it does the work itself. */
+static struct io *io_put_behind(struct io *inner, const struct io_opts *opts)
+{
+	struct io *io = calloc(1, sizeof(*io));
+
+	if (!io)
+		return inner;
+	if (io_worker_open(&io->worker, inner, opts->cpus) < 0) {
+		free(io);
+		log_warn("no thread for disk I/O: checksums are worked out in the serving loop");
+		return inner;
+	}
+	io->inner = inner;
+	io->lock_fd = io->timer_fd = -1;
+	io->wake_fd = io_worker_fd(io->worker);
+	return io;
+}
+
 int io_open(struct io **result, const struct io_opts *opts, char message[256])
 {
 	struct io *io = calloc(1, sizeof(*io));
@@ -425,7 +453,7 @@ int io_open(struct io **result, const struct io_opts *opts, char message[256])
 		io_free(io);
 		return r;
 	}
-	*result = io;
+	*result = opts->worker ? io_put_behind(io, opts) : io;
 	return 0;
 }
 
@@ -435,6 +463,12 @@ void io_close(struct io *io)
 		return;
 	while (io->n_in_flight)
 		io_wait(io, loop_now() + 1000000000u);
+	if (io->worker) {
+		io_worker_close(io->worker);
+		io_close(io->inner);
+		free(io);
+		return;
+	}
 	if (io->lock_fd >= 0)
 		close(io->lock_fd);
 	io_free(io);
@@ -442,11 +476,17 @@ void io_close(struct io *io)
 
 void io_submit(struct io *io, struct io_op *op)
 {
+	io->n_in_flight++;
+	if (io->worker) {
+		io_worker_submit(io->worker, op);
+		return;
+	}
 	memset(&op->own, 0, sizeof(op->own));
+	if (op->before)
+		op->before(op);
 	for (int i = 0; i < op->n_iov; i++)
 		op->own.total += op->iov[i].iov_len;
-	io->n_in_flight++;
-	queue_push(io_queue_of(io, op), op);
+	io_queue_push(io_queue_of(io, op), op);
 	io_start_more(io);
 }
 
@@ -463,7 +503,7 @@ static void io_timer(struct io *io)
 	if (!io->timer_armed || read(io->timer_fd, &count, sizeof(count)) < 0)
 		return;
 	io->timer_armed = false;
-	for (struct io_op *op; (op = queue_pop(&io->delayed));)
+	for (struct io_op *op; (op = io_queue_pop(&io->delayed));)
 		queue_push_head(io_queue_of(io, op), op);
 	if (!io->uring || !io_ring_waits(io->ring))
 		return;
@@ -474,15 +514,33 @@ static void io_timer(struct io *io)
 		io_arm_timer(io, 3);
 }
 
+static unsigned io_reap_worker(struct io *io)
+{
+	struct io_queue ended = io_worker_ended(io->worker);
+	unsigned n = 0;
+
+	for (struct io_op *op; (op = io_queue_pop(&ended)); n++) {
+		io->n_in_flight--;
+		op->done(op, op->own.res);
+	}
+#ifdef KVP_FAULT
+	if (io->n_in_flight)
+		io_worker_poke(io->worker); /* what hangs may end now */
+#endif
+	return n;
+}
+
 unsigned io_reap(struct io *io)
 {
 	uint64_t before = io->n_ended;
 	struct io_op *op;
 	unsigned n;
 
+	if (io->worker)
+		return io_reap_worker(io);
 #ifdef KVP_FAULT
 	while (io->hung.head && FAULT_INT("io.hang.end", 0))
-		io_step(io, queue_pop(&io->hung), false);
+		io_step(io, io_queue_pop(&io->hung), false);
 #endif
 	io_timer(io);
 	for (n = 0; n < IO_REAP_MAX && io->ring && (op = io_ring_ended(io->ring)); n++)
@@ -515,5 +573,5 @@ unsigned io_in_flight(const struct io *io)
 
 bool io_is_uring(const struct io *io)
 {
-	return io->uring;
+	return io->worker ? io_worker_is_uring(io->worker) : io->uring;
 }

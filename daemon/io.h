@@ -1,7 +1,8 @@
 /*
  * io.h - asynchronous reads and writes of files: a ring, or its twin on threads
  *
- * Used by the spill store and for copies out of staging objects.  One thread calls; done() runs inside io_reap().
+ * Used by the spill store and for copies out of staging objects.  One thread calls; done() runs inside io_reap().  With
+ * io_opts.worker all the rest, before() and after() too, runs in a thread of this io's own (io_worker.c).
  * Reads go before writes that wait.  Short transfers are continued, EINTR and EAGAIN tried again, a full ring queues:
  * done() tells all bytes or an error, exactly once for each op.  Where the kernel refuses io_uring, at the start or later,
  * the threads serve, and one line says so.
@@ -9,6 +10,7 @@
 #ifndef KVPOOL_IO_H
 #define KVPOOL_IO_H
 
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/uio.h>
@@ -32,6 +34,10 @@ struct io_op {
 	int n_iov;
 	/* bytes moved (all of them), 0 for DATASYNC and ALLOCATE, a descriptor for OPEN; or -errno; end of file: -ENODATA */
 	void (*done)(struct io_op *op, int64_t res);
+	/* or NULL; in the worker where there is one, so they touch nothing but what the op owns: before it is started (iov may
+	   be changed), and when it has ended, to say what done() is told. Checksums are worked out here. */
+	void (*before)(struct io_op *op);
+	int64_t (*after)(struct io_op *op, int64_t res);
 	void *owner;
 	struct { /* the engine's */
 		struct io_op *next;
@@ -48,6 +54,8 @@ struct io_opts {
 	unsigned depth; /* entries of the ring: operations at once; 0: 32. The twin does as many as it has threads. */
 	unsigned threads; /* of the twin; 0: 4 */
 	bool use_uring;
+	bool worker; /* a thread does the work; where none can be had, the caller's does */
+	const cpu_set_t *cpus; /* where it runs, or NULL */
 	/* -1, or a flock()ed file, the engine's once io_open() succeeded: the ring registers it and closes the descriptor,
 	   so that the lock falls only when the last I/O has ended, even after SIGKILL.  The twin just keeps it open. */
 	int lock_fd;

@@ -1,5 +1,5 @@
 /*
- * io_engine.h - inside of io.h: the two engines under io.c
+ * io_engine.h - inside of io.h: the two engines under io.c, and the thread over it
  *
  * An engine moves one operation's own.iov at off + own.moved once and tells what the kernel said; queues, order, short
  * transfers and errors are io.c's.
@@ -34,5 +34,28 @@ void io_twin_close(struct io_twin *twin);
 int io_twin_fd(const struct io_twin *twin);
 void io_twin_start(struct io_twin *twin, struct io_op *op);
 struct io_op *io_twin_ended(struct io_twin *twin);
+
+struct io_queue {
+	struct io_op *head, *tail; /* by own.next */
+};
+void io_queue_push(struct io_queue *queue, struct io_op *op);
+struct io_op *io_queue_pop(struct io_queue *queue);
+
+struct io_worker;
+
+/** io_worker_open() - a thread that has @io to itself from now on. Return: 0; -errno: @io is still the caller's. */
+int io_worker_open(struct io_worker **worker, struct io *io, const cpu_set_t *cpus);
+/** io_worker_close() - nothing may be under way; @io is the caller's again */
+void io_worker_close(struct io_worker *worker);
+int io_worker_fd(const struct io_worker *worker);
+void io_worker_submit(struct io_worker *worker, struct io_op *op);
+/** io_worker_ended() - all that has ended, own.res set */
+struct io_queue io_worker_ended(struct io_worker *worker);
+bool io_worker_is_uring(const struct io_worker *worker);
+/** io_worker_poke() - look again */
+void io_worker_poke(struct io_worker *worker);
+
+/** io_hand_over() - @io tells of ended operations here instead of by done(). For io_worker.c. */
+void io_hand_over(struct io *io, void (*ended)(void *owner, struct io_op *op), void *owner);
 
 #endif

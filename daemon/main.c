@@ -205,7 +205,7 @@ static int daemon_start(struct daemon *d, char message[256])
 	if ((r = slab_start(d, message)) < 0 || (r = ns_start(d, message)) < 0 || (r = session_start(d, message)) < 0)
 		return r;
 	ns_adopt_blocks(d);
-	if (d->config.spill_dir[0])
+	if (d->config.n_stores)
 		ns_file_load_all(d);
 	pool_progress(&d->pool, "opening the spill store");
 	r = tier_start(d, message);

@@ -287,7 +287,7 @@ static void ns_destroy(struct ns *ns)
 	pool_stats_begin(&d->pool);
 	atomic_store_explicit(&ns->row->ns_id, 0, memory_order_release);
 	pool_stats_end(&d->pool);
-	if (d->config.spill_dir[0])
+	if (d->config.n_stores)
 		ns_file_remove(ns);
 	shm_object_name(name, d->pool.uuid, "ns-%016" PRIx64, ns->id);
 	shm_remove(name);
@@ -372,7 +372,7 @@ static int ns_create(struct daemon *d, struct session *session, const struct kvp
 		log_info("namespace %s of uid %u made: %" PRIu64 " bytes a block of %u tokens, mode %04o, %s",
 			birth.name, birth.owner_uid, (*out)->head->block_bytes, birth.desc.block_tokens, birth.mode,
 			birth.flags & KVP_NS_COPIED ? "copied" : "in place");
-		if (d->config.spill_dir[0])
+		if (d->config.n_stores)
 			ns_file_save(*out);
 	}
 	return r;

@@ -1,6 +1,7 @@
 /*
- * ns_file.c - a namespace's birth certificate beside the spill store: SPILL_DIR/ns-<id>.kvns, mode 0600
+ * ns_file.c - a namespace's birth certificate beside each spill store: SPILL_DIR/ns-<id>.kvns, mode 0600
  *
+ * In every store's directory, for any of them may be missing at the next start; one found there is enough.
  * struct ns_file, written to a temporary name, flushed, renamed: it is there whole or not at all.  A damaged or foreign
  * one is left alone and said once; its records are then garbage of the store.
  */
@@ -59,18 +60,15 @@ static void ns_file_fill(struct ns_file *file, const struct ns *ns)
 	file->checksum = ns_file_checksum(file);
 }
 
-int ns_file_save(const struct ns *ns)
+static int ns_file_write(const struct ns_file *file, uint64_t id, const char *dir)
 {
-	const char *dir = ns->d->config.spill_dir;
 	char path[320], temporary[336];
-	struct ns_file file;
 	int fd, r = 0;
 
-	ns_file_fill(&file, ns);
-	snprintf(path, sizeof(path), "%s/ns-%016" PRIx64 ".kvns", dir, ns->id);
+	snprintf(path, sizeof(path), "%s/ns-%016" PRIx64 ".kvns", dir, id);
 	snprintf(temporary, sizeof(temporary), "%s.new", path);
 	fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
-	if (fd < 0 || write(fd, &file, sizeof(file)) != (ssize_t)sizeof(file) || fsync(fd) < 0 ||
+	if (fd < 0 || write(fd, file, sizeof(*file)) != (ssize_t)sizeof(*file) || fsync(fd) < 0 ||
 		rename(temporary, path) < 0)
 		r = -errno;
 	if (fd >= 0)
@@ -82,18 +80,40 @@ int ns_file_save(const struct ns *ns)
 		if (fd >= 0)
 			close(fd);
 	}
-	if (r < 0)
-		log_warn("cannot write %s: %s; this namespace will not survive a reboot", path, strerror(-r));
 	return r;
+}
+
+/* Return: 0: written in one place at least; -errno. */
+int ns_file_save(const struct ns *ns)
+{
+	const struct config *config = &ns->d->config;
+	struct ns_file file;
+	int result = config->n_stores ? -ENOENT : 0;
+	unsigned n = 0;
+
+	ns_file_fill(&file, ns);
+	for (unsigned i = 0; i < config->n_stores; i++) {
+		int r = ns_file_write(&file, ns->id, config->stores[i].path);
+
+		n += r == 0;
+		result = n ? 0 : r;
+	}
+	if (result < 0)
+		log_warn("cannot write %s/ns-%016" PRIx64 ".kvns: %s; this namespace will not survive a reboot",
+			config->stores[0].path, ns->id, strerror(-result));
+	return result;
 }
 
 void ns_file_remove(const struct ns *ns)
 {
+	const struct config *config = &ns->d->config;
 	char path[320];
 
-	snprintf(path, sizeof(path), "%s/ns-%016" PRIx64 ".kvns", ns->d->config.spill_dir, ns->id);
-	if (unlink(path) < 0 && errno != ENOENT)
-		log_warn("cannot remove %s: %s", path, strerror(errno));
+	for (unsigned i = 0; i < config->n_stores; i++) {
+		snprintf(path, sizeof(path), "%s/ns-%016" PRIx64 ".kvns", config->stores[i].path, ns->id);
+		if (unlink(path) < 0 && errno != ENOENT)
+			log_warn("cannot remove %s: %s", path, strerror(errno));
+	}
 }
 
 static const char *ns_file_bad(const struct ns_file *file, ssize_t n)
@@ -116,7 +136,7 @@ static const char *ns_file_bad(const struct ns_file *file, ssize_t n)
 	return NULL;
 }
 
-static void ns_file_load(struct daemon *d, int dir, const char *name, bool with_base)
+static void ns_file_load(struct daemon *d, const char *path, int dir, const char *name, bool with_base)
 {
 	struct ns_file file;
 	struct stat st;
@@ -140,24 +160,48 @@ static void ns_file_load(struct daemon *d, int dir, const char *name, bool with_
 	if (!bad && ns_make(d, &file.birth, &ns, reason) < 0)
 		bad = reason;
 	if (bad)
-		log_warn("%s/%s is passed over: %s", d->config.spill_dir, name, bad);
+		log_warn("%s/%s is passed over: %s", path, name, bad);
+}
+
+static void ns_file_load_dir(struct daemon *d, const char *path, bool with_base)
+{
+	DIR *dir = opendir(path);
+	struct dirent *entry;
+
+	if (!dir)
+		return;
+	while ((entry = readdir(dir))) {
+		size_t n = strlen(entry->d_name);
+
+		if (!strncmp(entry->d_name, "ns-", 3) && n > 5 && !strcmp(entry->d_name + n - 5, ".kvns"))
+			ns_file_load(d, path, dirfd(dir), entry->d_name, with_base);
+	}
+	closedir(dir);
+}
+
+/* What was missing, or new, in one place is there at the next start too. */
+static void ns_file_spread(struct daemon *d)
+{
+	char path[320];
+
+	for (struct ns *ns = d->namespaces; ns; ns = ns->next)
+		for (unsigned i = 0; i < d->config.n_stores; i++) {
+			struct ns_file file;
+
+			snprintf(path, sizeof(path), "%s/ns-%016" PRIx64 ".kvns", d->config.stores[i].path, ns->id);
+			if (access(path, F_OK) == 0)
+				continue;
+			ns_file_fill(&file, ns);
+			ns_file_write(&file, ns->id, d->config.stores[i].path);
+		}
 }
 
 void ns_file_load_all(struct daemon *d)
 {
 	/* bases first */
-	for (int with_base = 0; with_base <= 1; with_base++) {
-		DIR *dir = opendir(d->config.spill_dir);
-		struct dirent *entry;
-
-		if (!dir)
-			return;
-		while ((entry = readdir(dir))) {
-			size_t n = strlen(entry->d_name);
-
-			if (!strncmp(entry->d_name, "ns-", 3) && n > 5 && !strcmp(entry->d_name + n - 5, ".kvns"))
-				ns_file_load(d, dirfd(dir), entry->d_name, with_base);
-		}
-		closedir(dir);
-	}
+	for (int with_base = 0; with_base <= 1; with_base++)
+		for (unsigned i = 0; i < d->config.n_stores; i++)
+			ns_file_load_dir(d, d->config.stores[i].path, with_base);
+	if (d->config.n_stores > 1)
+		ns_file_spread(d);
 }

@@ -18,8 +18,6 @@
 #include "loop.h"
 #include "spill_store.h"
 
-#define CLOSE_WAIT_NS (15 * SPILL_SECOND)
-
 /* ---- transfers ---- */
 
 void spill_submit(struct spill *spill, struct io_op *op)
@@ -38,6 +36,7 @@ static struct transfer *transfer_new(struct spill *spill, enum transfer_kind kin
 		return NULL;
 	spill->free_transfers = t->next;
 	spill->n_used++;
+	t->record.bytes = 0;
 	spill->n_writes += kind == TRANSFER_WRITE;
 	t->kind = kind;
 	t->done = done;
@@ -53,12 +52,16 @@ static void transfer_end(struct transfer *t, int res, spill_place place)
 	void *owner = t->owner;
 
 	spill->n_used--;
+	spill->n_used_bytes -= t->record.bytes;
 	spill->n_writes -= t->kind == TRANSFER_WRITE;
 	t->next = spill->free_transfers;
 	spill->free_transfers = t;
 	if (done)
 		done(owner, res, place);
 }
+
+static void write_before(struct io_op *op);
+static int64_t read_after(struct io_op *op, int64_t res);
 
 static void transfer_submit(
 	struct transfer *t, enum io_kind kind, uint64_t off, int n_iov, void (*done)(struct io_op *, int64_t))
@@ -69,6 +72,8 @@ static void transfer_submit(
 	t->op.off = off;
 	t->op.n_iov = n_iov;
 	t->op.done = done;
+	t->op.before = t->kind == TRANSFER_WRITE ? write_before : NULL;
+	t->op.after = t->kind == TRANSFER_READ ? read_after : NULL;
 	t->op.owner = t;
 	spill_submit(t->spill, &t->op);
 }
@@ -159,20 +164,29 @@ static int write_refused(const struct spill *spill, uint64_t bytes)
 	return 0;
 }
 
+/* In the worker: the headers, with the data's checksum. */
+static void write_before(struct io_op *op)
+{
+	struct transfer *t = op->owner;
+
+	if (t->index == 0) {
+		struct spill_spot spot = {.uuid = t->spot.uuid, .sequence = t->spot.sequence, .off = op->off};
+
+		spill_segment_encode(t->head, &spot);
+	}
+	spill_record_encode(
+		t->head + SPILL_PAGE, &t->spot, &t->record, spill_hash_data(op->iov[1].iov_base, t->record.bytes));
+}
+
 /* Headers and data as one write.  The segment's own header goes down with its first record. */
 static void write_submit(struct transfer *t, const void *data)
 {
 	struct spill *spill = t->spill;
-	struct spill_spot spot = record_spot(spill, t->segment, &spill->segments[t->segment].records[t->index]);
 	uint64_t head_bytes = t->index == 0 ? 2 * SPILL_PAGE : SPILL_PAGE;
-	uint64_t off = spot.off + SPILL_PAGE - head_bytes;
+	uint64_t off;
 
-	if (t->index == 0) {
-		struct spill_spot segment_spot = {.uuid = spot.uuid, .sequence = spot.sequence, .off = off};
-
-		spill_segment_encode(t->head, &segment_spot);
-	}
-	spill_record_encode(t->head + SPILL_PAGE, &spot, &t->record, spill_hash_data(data, t->record.bytes));
+	t->spot = record_spot(spill, t->segment, &spill->segments[t->segment].records[t->index]);
+	off = t->spot.off + SPILL_PAGE - head_bytes;
 	t->op.iov[0] = (struct iovec){t->head + 2 * SPILL_PAGE - head_bytes, head_bytes};
 	t->op.iov[1] = (struct iovec){(void *)(uintptr_t)data, data_pages(t->record.bytes)};
 	transfer_submit(t, IO_WRITE, off, 2, write_done);
@@ -201,6 +215,7 @@ int spill_write(struct spill *spill, const struct spill_record *record, const vo
 	t->index = (uint32_t)index;
 	t->place = segment_place(spill, t->segment, t->index);
 	t->record = *record;
+	spill->n_used_bytes += record->bytes;
 	t->cookie = cookie;
 	spill->segments[i].used += span;
 	spill->segments[i].n_writers++;
@@ -213,19 +228,25 @@ int spill_write(struct spill *spill, const struct spill_record *record, const vo
 /* Is what came back the record that was asked for, every byte of it? */
 static bool read_is_right(const struct transfer *t)
 {
-	struct spill *spill = t->spill;
-	const struct segment *segment = &spill->segments[t->segment];
-	struct spill_spot spot = record_spot(spill, t->segment, &segment->records[t->index]);
 	struct spill_record found;
 	struct spill_hash hash;
 
-	if (spill_record_decode(t->head + SPILL_PAGE, &spot, &found, &hash) < 0)
+	if (spill_record_decode(t->head + SPILL_PAGE, &t->spot, &found, &hash) < 0)
 		return false;
 	/* the parent is no part of a block's identity, its key has it */
 	if (found.ns_id != t->record.ns_id || memcmp(&found.key, &t->record.key, sizeof(found.key)) ||
 		found.bytes != t->record.bytes || found.used_tokens != t->record.used_tokens)
 		return false;
 	return spill_hash_equal(hash, spill_hash_data(t->op.iov[1].iov_base, found.bytes));
+}
+
+/* In the worker. */
+static int64_t read_after(struct io_op *op, int64_t res)
+{
+	struct transfer *t = op->owner;
+
+	t->right = res >= 0 && read_is_right(t);
+	return res;
 }
 
 static void read_done(struct io_op *op, int64_t res)
@@ -243,7 +264,7 @@ static void read_done(struct io_op *op, int64_t res)
 		spill->stats.reads++;
 		spill->stats.read_bytes += (uint64_t)res;
 	}
-	if (res == -ENODATA || (res >= 0 && !read_is_right(t))) { /* ENODATA: the file has been cut */
+	if (res == -ENODATA || (res >= 0 && !t->right)) { /* ENODATA: the file has been cut */
 		spill->stats.damaged++;
 		segment_drop(spill, t->segment, t->index, true);
 		res = -EBADMSG;
@@ -274,6 +295,8 @@ int spill_read(struct spill *spill, spill_place place, const struct spill_record
 	t->segment = i;
 	t->index = (uint32_t)(at - spill->segments[i].records);
 	t->record = *record;
+	spill->n_used_bytes += record->bytes;
+	t->spot = record_spot(spill, i, at);
 	t->op.iov[0] = (struct iovec){t->head + SPILL_PAGE, SPILL_PAGE};
 	t->op.iov[1] = (struct iovec){data, data_pages(record->bytes)};
 	spill->segments[i].n_readers++;
@@ -402,9 +425,14 @@ static int spill_remake(struct spill *spill)
 	return spill_make_segments(spill);
 }
 
+/* What needs nobody else: may run in any thread. */
 static int spill_start(struct spill *spill, char message[256])
 {
-	struct io_opts io_opts = {.depth = spill->opts.depth, .use_uring = spill->opts.use_uring, .lock_fd = -1};
+	struct io_opts io_opts = {.depth = spill->opts.depth,
+		.use_uring = spill->opts.use_uring,
+		.worker = true,
+		.cpus = spill->opts.cpus,
+		.lock_fd = -1};
 	int r = spill_make_transfers(spill);
 
 	if (r == 0)
@@ -417,23 +445,10 @@ static int spill_start(struct spill *spill, char message[256])
 	r = io_open(&spill->io, &io_opts, message);
 	if (r < 0)
 		return r;
-	r = spill_recover(spill);
-	if (r == 0 && !spill->stats.live_records && spill->opts.largest_block > spill_longest(spill))
-		r = spill_remake(spill);
-	if (r < 0) {
+	r = spill_scan(spill);
+	if (r < 0)
 		snprintf(message, 256, "cannot read spill store %.150s: %s", spill->file.path, strerror(-r));
-		return r;
-	}
-	if (!spill->n_present)
-		segment_allocate(spill);
-	while (spill->allocating)
-		io_wait(spill->io, loop_now() + SPILL_SECOND);
-	for (uint32_t i = 0; i < spill->n_present; i++)
-		if (spill->segments[i].dirty) { /* a crash left it unsealed: once flushed, it is */
-			spill_flush_own(spill);
-			break;
-		}
-	return 0;
+	return r;
 }
 
 static void text_append(char text[256], const char *format, ...)
@@ -446,7 +461,7 @@ static void text_append(char text[256], const char *format, ...)
 	va_end(args);
 }
 
-int spill_open(struct spill **result, const struct spill_opts *opts, char message[256])
+int spill_begin(struct spill **result, const struct spill_opts *opts, char message[256])
 {
 	struct spill *spill = calloc(1, sizeof(*spill));
 	char note[128], direct[256], engine[256] = "out of memory";
@@ -457,10 +472,10 @@ int spill_open(struct spill **result, const struct spill_opts *opts, char messag
 		snprintf(message, 256, "out of memory");
 		return -ENOMEM;
 	}
+	assert(opts->number < SPILL_STORES_MAX);
 	spill->opts = *opts;
 	spill->file.fd = -1;
 	spill->health.state = SPILL_UP;
-	*result = spill;
 	r = spill_file_open(&spill->file, opts, note, direct);
 	snprintf(message, 256, "%s", direct);
 	if (r == 0)
@@ -468,14 +483,46 @@ int spill_open(struct spill **result, const struct spill_opts *opts, char messag
 	if (r < 0) {
 		if (spill->file.fd >= 0)
 			snprintf(message, 256, "%s", engine);
+		spill_free(spill);
+		return r;
+	}
+	*result = spill;
+	message[0] = 0;
+	text_append(message, "%s; %s%s", engine, direct, note);
+	return 0;
+}
+
+int spill_tell(struct spill **result, char message[256])
+{
+	struct spill *spill = *result;
+	int r = spill_tell_found(spill);
+
+	if (r == 0 && !spill->stats.live_records && spill->opts.largest_block > spill_longest(spill))
+		r = spill_remake(spill);
+	if (r < 0) {
+		snprintf(message, 256, "cannot read spill store %.150s: %s", spill->file.path, strerror(-r));
 		*result = NULL;
 		spill_free(spill);
 		return r;
 	}
-	message[0] = 0;
-	text_append(message, "%s; %s; %" PRIu64 " records in %u segments%s", engine, direct, spill->stats.live_records,
-		spill->n_present, note);
+	if (!spill->n_present)
+		segment_allocate(spill);
+	while (spill->allocating)
+		io_wait(spill->io, loop_now() + SPILL_SECOND);
+	for (uint32_t i = 0; i < spill->n_present; i++)
+		if (spill->segments[i].dirty) { /* a crash left it unsealed: once flushed, it is */
+			spill_flush_own(spill);
+			break;
+		}
+	text_append(message, "; %" PRIu64 " records in %u segments", spill->stats.live_records, spill->n_present);
 	return 0;
+}
+
+int spill_open(struct spill **result, const struct spill_opts *opts, char message[256])
+{
+	int r = spill_begin(result, opts, message);
+
+	return r < 0 ? r : spill_tell(result, message);
 }
 
 static bool spill_settle(struct spill *spill, uint64_t deadline_ns)
@@ -487,13 +534,16 @@ static bool spill_settle(struct spill *spill, uint64_t deadline_ns)
 
 void spill_close(struct spill *spill)
 {
-	uint64_t wait_ns, deadline_ns;
+	if (spill)
+		spill_close_by(spill,
+			loop_now() + (spill->opts.close_ms ? spill->opts.close_ms * 1000000ull : SPILL_CLOSE_NS));
+}
 
-	if (!spill)
-		return;
+void spill_close_by(struct spill *spill, uint64_t deadline_ns)
+{
+	uint64_t start_ns = loop_now();
+
 	spill->scrub.allowance = 0; /* no further record */
-	wait_ns = spill->opts.close_ms ? spill->opts.close_ms * 1000000ull : CLOSE_WAIT_NS;
-	deadline_ns = loop_now() + wait_ns;
 	if (spill_settle(spill, deadline_ns) && spill->free_transfers) {
 		if (spill->open != SPILL_NO_SEGMENT)
 			segment_close(spill); /* flushes, then seals */
@@ -507,7 +557,7 @@ void spill_close(struct spill *spill)
 	/* what they write from and to must stay, so everything does: the process is about to end */
 	log_warn("spill store %s: %u transfers have not ended after %" PRIu64
 		 " ms: is the disk hung? stopping without them; what they wrote may be missing at the next start",
-		spill->file.path, io_in_flight(spill->io), wait_ns / 1000000);
+		spill->file.path, io_in_flight(spill->io), (loop_now() - start_ns) / 1000000);
 }
 
 /* ---- the rest ---- */
@@ -564,6 +614,8 @@ void spill_stats(const struct spill *spill, struct spill_stats *stats)
 	stats->uring = io_is_uring(spill->io);
 	stats->direct = spill->file.direct;
 	stats->last_errno = spill->health.last_errno;
+	stats->since = spill->health.since;
+	stats->queued_bytes = spill->n_used_bytes;
 	stats->capacity = spill->opts.capacity;
 	stats->used_bytes = SPILL_SUPER_AREA + (uint64_t)spill->n_present * spill->file.super.segment_bytes;
 	stats->in_flight = spill->n_used;

@@ -14,6 +14,7 @@
 #ifndef KVPOOL_DAEMON_SPILL_H
 #define KVPOOL_DAEMON_SPILL_H
 
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -29,6 +30,8 @@ enum spill_state { /* as counter spill_state */
 };
 
 typedef uint64_t spill_place; /* 0: none */
+#define SPILL_STORES_MAX 16 /* whose places can be told apart */
+#define SPILL_PLACE_STORE_SHIFT 60
 
 /* Ended transfer. res 0; -EBADMSG record damaged: it is forgotten, and gone() was called just before; -EIO and other
    -errno.  @place: of the record written or read; 0 when it was not written. */
@@ -42,9 +45,11 @@ struct spill_opts {
 				   asks for more); a record longer than a segment is -EFBIG */
 	uint64_t largest_block; /* hint for segment_bytes; a store in which nothing lives is made anew to hold it */
 	unsigned depth; /* transfers at once; 0: 32 */
-	unsigned close_ms; /* 0: 15 s */
+	unsigned close_ms; /* 0: SPILL_CLOSE_NS */
 	bool use_uring;
+	const cpu_set_t *cpus; /* where the store's worker runs, or NULL; looked at only by spill_open() */
 	int lock_fd; /* for struct io_opts: the store's once spill_open() succeeded, which closes it */
+	unsigned number; /* of the store among several, below SPILL_STORES_MAX: part of its places */
 	void *owner;
 	/* The store lets this record go: its segment is reclaimed, its flush failed, or it was found damaged.  May call
 	   spill_forget(), nothing else here. */
@@ -67,9 +72,26 @@ struct spill_opts {
  */
 int spill_open(struct spill **spill, const struct spill_opts *opts, char message[256]);
 
+/** spill_begin(), spill_tell() - the two halves of spill_open(): the first tells found() nothing and may run in any thread,
+ *  the second hands over what was found.  After a failure of either there is no store. */
+int spill_begin(struct spill **spill, const struct spill_opts *opts, char message[256]);
+int spill_tell(struct spill **spill, char message[256]);
+
+/** spill_peek() - whose file is there? Locks nothing, changes nothing. */
+struct spill_identity {
+	bool is_store; /* a superblock of this version is there, and this is what it says */
+	uint8_t uuid[16];
+	bool is_copy; /* it was made as another file */
+	uint64_t dev, inode; /* of what the path leads to; 0, 0: nothing */
+};
+void spill_peek(const struct spill_opts *opts, struct spill_identity *identity);
+
 /** spill_close() - waits for what is in flight (done() is called), flushes, closes; up to opts->close_ms for all of it.  What
  *  has not ended then is left to the end of the process, with a line in the log. */
+#define SPILL_CLOSE_NS 15000000000ull
 void spill_close(struct spill *spill);
+/** spill_close_by() - up to @deadline_ns instead */
+void spill_close_by(struct spill *spill, uint64_t deadline_ns);
 
 /**
  * spill_write() - append a record; @data stays unchanged until done
@@ -123,6 +145,8 @@ struct spill_stats {
 	enum spill_state state;
 	bool uring, direct;
 	int last_errno;
+	int64_t since; /* seconds since the epoch: of the state, 0: since the start */
+	uint64_t queued_bytes; /* of the transfers in flight */
 	uint64_t capacity, used_bytes, live_bytes, live_records, in_flight;
 	uint64_t writes, write_bytes, reads, read_bytes, write_errors, read_errors, damaged, skipped, reclaimed;
 	uint64_t scrub_bytes, scrub_passes, scrub_damaged;

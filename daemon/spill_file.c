@@ -255,6 +255,9 @@ static int file_settle_super(struct spill_file *file, const struct spill_opts *o
 		r = file_begin_store(file, opts);
 	}
 	if (r == 0) {
+		if (file->super.inode && file->super.inode != st.st_ino)
+			snprintf(note, 128, "; a copy, or moved here from elsewhere: taken as it is");
+		file->super.inode = S_ISREG(st.st_mode) ? st.st_ino : 0;
 		file->super.capacity = opts->capacity;
 		file->super.start++;
 		file->super.pid = (uint64_t)getpid();
@@ -362,6 +365,13 @@ static void file_warn_of_room(const struct spill_file *file, uint64_t capacity)
 
 /* ---- the interface ---- */
 
+static int file_set_path(struct spill_file *file, const struct spill_opts *opts)
+{
+	int n = snprintf(file->path, sizeof(file->path), "%s/" SPILL_STORE_NAME, opts->dir);
+
+	return n >= (int)sizeof(file->path) - 8 ? -ENAMETOOLONG : 0;
+}
+
 int spill_file_open(struct spill_file *file, const struct spill_opts *opts, char note[128], char message[256])
 {
 	uint64_t segment_bytes = choose_segment_bytes(opts);
@@ -381,8 +391,7 @@ int spill_file_open(struct spill_file *file, const struct spill_opts *opts, char
 			SPILL_SUPER_AREA);
 		return -EINVAL;
 	}
-	if (snprintf(file->path, sizeof(file->path), "%s/" SPILL_STORE_NAME, opts->dir) >=
-		(int)sizeof(file->path) - 8) {
+	if (file_set_path(file, opts) < 0) {
 		snprintf(message, 256, "spill directory's name is too long: %.100s...", opts->dir);
 		return -ENAMETOOLONG;
 	}
@@ -404,9 +413,32 @@ int spill_file_open(struct spill_file *file, const struct spill_opts *opts, char
 	return 0;
 }
 
+void spill_peek(const struct spill_opts *opts, struct spill_identity *identity)
+{
+	struct spill_file file = {.fd = -1};
+	struct spill_super super;
+	struct stat st;
+
+	memset(identity, 0, sizeof(*identity));
+	if (file_set_path(&file, opts) == 0)
+		file.fd = open(file.path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+	if (file.fd < 0 || fstat(file.fd, &st) < 0) {
+		spill_file_close(&file);
+		return;
+	}
+	identity->dev = st.st_dev;
+	identity->inode = st.st_ino;
+	if (S_ISREG(st.st_mode) && file_read_super(file.fd, &super) == 0) {
+		identity->is_store = true;
+		memcpy(identity->uuid, super.uuid, sizeof(identity->uuid));
+		identity->is_copy = super.inode && super.inode != st.st_ino;
+	}
+	spill_file_close(&file);
+}
+
 int spill_file_remake(struct spill_file *file, const struct spill_opts *opts)
 {
-	uint64_t start = file->super.start;
+	uint64_t start = file->super.start, inode = file->super.inode;
 	int r;
 
 	if (choose_segment_bytes(opts) == file->super.segment_bytes)
@@ -417,6 +449,7 @@ int spill_file_remake(struct spill_file *file, const struct spill_opts *opts)
 	file->bytes = SPILL_SUPER_AREA;
 	file->super.capacity = opts->capacity;
 	file->super.start = start + 1;
+	file->super.inode = inode;
 	file->super.pid = (uint64_t)getpid();
 	r = file_write_super(file);
 	return r < 0 ? r : 1;

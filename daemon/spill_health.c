@@ -43,6 +43,7 @@ static void health_set(struct spill *spill, enum spill_state state, const char *
 	if (health->state == state)
 		return;
 	health->state = state;
+	health->since = now;
 	if (health->backoff_ns && loop_now() - health->up_since_ns < STEADY_NS)
 		health->backoff_ns = backoff_next(health->backoff_ns);
 	else
@@ -210,6 +211,7 @@ static void probe_end(struct spill *spill, int err)
 			health->probe_at_ns = loop_now() + health->backoff_ns;
 		} else {
 			health->state = SPILL_UP;
+			health->since = time(NULL);
 			health->up_since_ns = loop_now();
 			health->what[0] = 0;
 		}
@@ -301,6 +303,7 @@ void health_tick(struct spill *spill)
 	}
 	if (health->state == SPILL_FULL && loop_now() >= health->probe_at_ns) {
 		health->state = SPILL_UP; /* the next write finds out */
+		health->since = time(NULL);
 		health->what[0] = 0;
 	}
 	if (health->probe.stage != PROBE_IDLE)

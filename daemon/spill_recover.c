@@ -345,9 +345,8 @@ static void tell_segment(struct spill *spill, uint32_t i)
 		segment_forget_index(segment);
 }
 
-static int recovery_tell(struct recovery *recovery)
+int spill_tell_found(struct spill *spill)
 {
-	struct spill *spill = recovery->spill;
 	struct order *order = calloc(spill->n_present ? spill->n_present : 1, sizeof(*order));
 	uint32_t n = 0;
 
@@ -394,7 +393,7 @@ static int recovery_scan(struct recovery *recovery)
 	return recovery->error;
 }
 
-int spill_recover(struct spill *spill)
+int spill_scan(struct spill *spill)
 {
 	struct recovery *recovery = calloc(1, sizeof(*recovery));
 	int r = -ENOMEM;
@@ -405,8 +404,6 @@ int spill_recover(struct spill *spill)
 	recovery->bytes = aligned_alloc(SPILL_PAGE, (size_t)SCANS * SCAN_BYTES);
 	if (recovery->bytes)
 		r = recovery_scan(recovery);
-	if (r == 0)
-		r = recovery_tell(recovery);
 	if (r == 0 && spill->stats.skipped)
 		log_warn(
 			"spill store %s: at %" PRIu64 " places, %" PRIu64

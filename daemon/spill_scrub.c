@@ -23,15 +23,17 @@ static struct spill_spot scrub_spot(const struct spill *spill)
 		.room = spill->file.super.segment_bytes - in_segment};
 }
 
-static bool scrub_is_right(const struct spill *spill)
+/* In the worker. */
+static int64_t scrub_after(struct io_op *op, int64_t res)
 {
-	struct spill_spot spot = scrub_spot(spill);
+	struct scrub *scrub = &((struct spill *)op->owner)->scrub;
 	struct spill_record record;
 	struct spill_hash hash;
 
-	return spill_record_decode(spill->scrub.bytes, &spot, &record, &hash) == 0 &&
-	       spill_span(record.bytes) <= spill->scrub.op.iov[0].iov_len &&
-	       spill_hash_equal(hash, spill_hash_data(spill->scrub.bytes + SPILL_PAGE, record.bytes));
+	scrub->right = res >= 0 && spill_record_decode(scrub->bytes, &scrub->spot, &record, &hash) == 0 &&
+		       spill_span(record.bytes) <= op->iov[0].iov_len &&
+		       spill_hash_equal(hash, spill_hash_data(scrub->bytes + SPILL_PAGE, record.bytes));
+	return res;
 }
 
 static void scrub_next(struct spill *spill);
@@ -46,7 +48,7 @@ static void scrub_done(struct io_op *op, int64_t res)
 	spill->segments[scrub->segment].n_readers--;
 	if (record->state != RECORD_LIVE) {
 		/* forgotten meanwhile */
-	} else if (res == -ENODATA || (res >= 0 && !scrub_is_right(spill))) {
+	} else if (res == -ENODATA || (res >= 0 && !scrub->right)) {
 		spill->stats.damaged++;
 		spill->stats.scrub_damaged++;
 		spill->telling_damage = true;
@@ -118,6 +120,7 @@ static void scrub_next(struct spill *spill)
 	if (!scrub_make_room(scrub, bytes))
 		return;
 	scrub->busy = true;
+	scrub->spot = scrub_spot(spill);
 	scrub->allowance -= (int64_t)bytes;
 	spill->segments[scrub->segment].n_readers++;
 	scrub->op = (struct io_op){.kind = IO_READ,
@@ -126,6 +129,7 @@ static void scrub_next(struct spill *spill)
 		.iov[0] = {scrub->bytes, bytes},
 		.n_iov = 1,
 		.done = scrub_done,
+		.after = scrub_after,
 		.owner = spill};
 	spill_submit(spill, &scrub->op);
 }

@@ -12,9 +12,12 @@
 
 #define NO_SPACE_WAIT_NS (30 * SPILL_SECOND) /* a full file system is asked again so much later */
 
-/* A place: 20 bits record + 1, 24 bits segment, 20 bits of the sequence number, which tell an earlier use. */
+/* A place: 20 bits record + 1, 24 bits segment, 16 bits of the sequence number, which tell an earlier use, and 4 bits that
+   say which store. */
 #define PLACE_RECORD_BITS 20
 #define PLACE_SEGMENT_BITS 24
+#define PLACE_SEQUENCE_MASK 0xffffull
+static_assert(SPILL_STORES_MAX <= 16, "as a place holds");
 
 uint64_t segment_off(const struct spill *spill, uint32_t i)
 {
@@ -23,7 +26,8 @@ uint64_t segment_off(const struct spill *spill, uint32_t i)
 
 spill_place segment_place(const struct spill *spill, uint32_t i, uint32_t record)
 {
-	return spill->segments[i].sequence << (PLACE_RECORD_BITS + PLACE_SEGMENT_BITS) |
+	return (uint64_t)spill->opts.number << SPILL_PLACE_STORE_SHIFT |
+	       (spill->segments[i].sequence & PLACE_SEQUENCE_MASK) << (PLACE_RECORD_BITS + PLACE_SEGMENT_BITS) |
 	       (uint64_t)i << PLACE_RECORD_BITS | (record + 1);
 }
 

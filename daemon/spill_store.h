@@ -8,6 +8,8 @@
 #ifndef KVPOOL_SPILL_STORE_H
 #define KVPOOL_SPILL_STORE_H
 
+#include <time.h>
+
 #include "io.h"
 #include "log.h"
 #include "spill.h"
@@ -136,6 +138,7 @@ struct probe {
 struct health {
 	enum spill_state state; /* UP, DOWN or FULL */
 	int last_errno;
+	time_t since; /* wall clock, of the state */
 	uint64_t probe_at_ns, backoff_ns;
 	uint64_t look_at_ns; /* UP: at the file, again */
 	uint64_t up_since_ns;
@@ -160,8 +163,10 @@ void health_tick(struct spill *spill);
 
 /* ---- spill_recover.c ---- */
 
-/** spill_recover() - find the records of all segments, tell found(). Return: 0; -ENOMEM. */
-int spill_recover(struct spill *spill);
+/** spill_scan() - find the records of all segments; no callback but progress(). Return: 0; -ENOMEM. */
+int spill_scan(struct spill *spill);
+/** spill_tell_found() - tell found() of them, in the order of the log. Return: 0; -ENOMEM. */
+int spill_tell_found(struct spill *spill);
 
 /* ---- spill_scrub.c ---- */
 
@@ -171,6 +176,8 @@ struct scrub {
 	int64_t allowance; /* bytes that may be read now */
 	uint64_t at_ns; /* when that was reckoned last, or when the first pass begins; 0: not begun */
 	bool busy;
+	bool right; /* what was read last is what was written */
+	struct spill_spot spot; /* of what is being read */
 	uint32_t segment, index; /* being read, or next */
 	uint8_t *bytes;
 	uint64_t room;
@@ -195,6 +202,8 @@ struct transfer {
 	uint32_t segment, index; /* of the record */
 	spill_place place;
 	struct spill_record record;
+	struct spill_spot spot; /* of the record; the worker looks at it while the segment's table may move */
+	bool right; /* READ: what came back is the record, every byte of it */
 	bool direct; /* as it was submitted */
 	uint64_t serial; /* FLUSH: what was written up to here */
 	void *cookie;
@@ -227,6 +236,7 @@ struct spill {
 	uint8_t *heads;
 	unsigned n_transfers, n_writes, max_writes; /* n_transfers: all there are */
 	unsigned n_used;
+	uint64_t n_used_bytes;
 	bool telling; /* inside gone(): no transfer may be started */
 	bool telling_damage; /* and a scrub found it damaged */
 	struct spill_stats stats;

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "block.h"
@@ -27,6 +28,7 @@
 #include "policy.h"
 #include "session.h"
 #include "slab.h"
+#include "spill_set.h"
 
 #define RETRY_NS 20000000ull /* nothing could be evicted: look again after so long */
 #define PUBLISH_WAIT_NS 2000000000ull /* a copied publish waits so long for a slot */
@@ -95,14 +97,14 @@ struct block_name {
 
 struct tier {
 	struct daemon *d;
-	struct spill *spill; /* NULL: off */
+	struct spill_set *spill; /* NULL: off */
+	int store_nodes[CONFIG_STORES_MAX]; /* the kernel's numbers; -1: not known */
 	struct loop_source spill_source;
 	struct io *copies; /* out of staging areas */
 	struct loop_source copies_source;
 	struct job jobs; /* head of the list of all */
 	struct job *drain, *evict, *drop;
 	struct loop_timer evict_timer, drop_timer; /* the next piece */
-	bool was_down;
 	uint64_t too_long; /* longest block the store could not take, as far as was said */
 	struct spill_stats told; /* what of the store's numbers is in the counters already */
 	uint64_t reading_bytes; /* being read, or queued for it */
@@ -326,7 +328,7 @@ bool tier_on(const struct daemon *d)
 
 	if (!d->tier->spill)
 		return false;
-	spill_stats(d->tier->spill, &stats);
+	spill_set_stats(d->tier->spill, &stats);
 	return stats.state == SPILL_UP;
 }
 
@@ -349,7 +351,7 @@ static void tier_written(void *owner, int res, spill_place place)
 	ns->n_writing--;
 	if (res == 0 && guard_condemned(ns_slab_of(ns, e->slot)->guard)) {
 		/* a writer cut the slab meanwhile: what was written is not what was published */
-		spill_forget(ns->d->tier->spill, place);
+		spill_set_forget(ns->d->tier->spill, place);
 		res = -EFAULT;
 	}
 	if (res == 0) {
@@ -383,7 +385,7 @@ static void tier_too_long(struct ns *ns, uint64_t bytes)
 		"spill store %s: blocks of %" PRIu64 " bytes (namespace %s) are longer than its segments hold, %" PRIu64
 		" bytes: they are dropped, not written; to have them written too, stop kvpoold, remove the store and start: "
 		"it is then made for them",
-		ns->d->config.spill_dir, bytes, ns->head->name, spill_longest(tier->spill));
+		ns->d->config.stores[0].path, bytes, ns->head->name, spill_set_longest(tier->spill));
 }
 
 static uint64_t tier_today(void)
@@ -418,7 +420,7 @@ static bool tier_may_write(const struct entry *e)
 static int tier_write(struct entry *e)
 {
 	struct spill_record record = entry_record(e);
-	int r = spill_write(e->ns->d->tier->spill, &record, ns_slot_data(e->ns, e->slot), e, tier_written, e);
+	int r = spill_set_write(e->ns->d->tier->spill, &record, ns_slot_data(e->ns, e->slot), e, tier_written, e);
 
 	if (r == -EFBIG)
 		tier_too_long(e->ns, record.bytes);
@@ -438,7 +440,7 @@ static bool tier_is_slow(const struct ns *ns)
 {
 	const struct tier *tier = ns->d->tier;
 
-	return tier->spill && (spill_stalled(tier->spill, SLOW_NS) ||
+	return tier->spill && (spill_set_stalled(tier->spill, SLOW_NS) ||
 				      (ns->n_writing && ns->waits && loop_now() - ns->waits->since_ns > SLOW_NS));
 }
 
@@ -1003,8 +1005,8 @@ static void tier_start_reads(struct ns *ns)
 			e->fill = block_begin_fill(ns, e);
 			if (e->fill == NO_SLOT)
 				return;
-			if (spill_read(ns->d->tier->spill, e->cold, &record, ns_slot_data(ns, e->fill), tier_read_done,
-				    e) < 0) {
+			if (spill_set_read(ns->d->tier->spill, e->cold, &record, ns_slot_data(ns, e->fill),
+				    tier_read_done, e) < 0) {
 				block_drop_fill(ns, e->fill);
 				return; /* the queue is full: a completion calls again */
 			}
@@ -1088,7 +1090,7 @@ static struct kvp_wire_found tier_find(struct ns *ns, const struct kvp_key *key,
 		found.slot = e->slot;
 	} else if (e->io == ENTRY_READING || e->io == ENTRY_QUEUED) {
 		found.state = KVP_PENDING;
-	} else if (!ns->d->tier->spill || spill_hung(ns->d->tier->spill)) {
+	} else if (!ns->d->tier->spill || spill_set_hung(ns->d->tier->spill, e->cold)) {
 		found.reason = KVP_MISS_TIER;
 	} else {
 		found.state = KVP_HIT_SPILL;
@@ -1145,7 +1147,7 @@ static bool tier_read_ahead_one(struct entry *e)
 	e->fill = block_begin_fill(ns, e);
 	if (e->fill == NO_SLOT)
 		return false;
-	if (spill_read(tier->spill, e->cold, &record, ns_slot_data(ns, e->fill), tier_read_done, e) < 0) {
+	if (spill_set_read(tier->spill, e->cold, &record, ns_slot_data(ns, e->fill), tier_read_done, e) < 0) {
 		block_drop_fill(ns, e->fill);
 		return false;
 	}
@@ -1432,7 +1434,7 @@ static int tier_errno(const struct tier *tier)
 {
 	struct spill_stats stats;
 
-	spill_stats(tier->spill, &stats);
+	spill_set_stats(tier->spill, &stats);
 	return stats.last_errno ? stats.last_errno : ENODEV;
 }
 
@@ -1474,7 +1476,7 @@ static void drain_step(struct tier *tier)
 	job->n_left = (uint32_t)(job->n_todo - job->todo_at + writing + job->n_failed);
 	if (writing || job->todo_at < job->n_todo)
 		return;
-	if (spill_flush(tier->spill, drain_flushed, tier) < 0)
+	if (spill_set_flush(tier->spill, drain_flushed, tier) < 0)
 		return; /* tier_tick() comes again */
 	job->flushing = true;
 }
@@ -1588,7 +1590,7 @@ static void drop_ring(struct loop_timer *timer)
 		if (!e || !e->cold)
 			continue;
 		job->n_done++;
-		spill_forget(tier->spill, e->cold);
+		spill_set_forget(tier->spill, e->cold);
 		tier_gone(tier->d, e);
 	}
 	if (job->todo_at == job->n_todo)
@@ -1640,7 +1642,7 @@ void tier_store_drop(struct daemon *d, struct peer *peer, uint64_t msg_id, uint6
 	r = job ? job_list(job, ns_id, drop_wants) : -ENOMEM;
 	tier->drop = job;
 	if (r == 0)
-		r = spill_drop(tier->spill, ns_id, drop_marked, tier);
+		r = spill_set_drop(tier->spill, ns_id, drop_marked, tier);
 	if (r == 0)
 		return;
 	tier->drop = NULL;
@@ -1658,7 +1660,7 @@ void tier_store_scrub(struct daemon *d, struct peer *peer, uint64_t msg_id, uint
 			d->tier->spill ? "spill-scrub is 0: say how fast, with --rate" : "there is no spill store");
 		return;
 	}
-	done.n_left = spill_scrub_now(d->tier->spill, done.n_done);
+	done.n_left = spill_set_scrub_now(d->tier->spill, done.n_done);
 	peer_answer(peer, KVP_MSG_STORE_SCRUB, msg_id, 0, &done, sizeof(done), NULL, 0);
 }
 
@@ -1667,7 +1669,7 @@ void tier_store_scrub(struct daemon *d, struct peer *peer, uint64_t msg_id, uint
 void tier_cold_forget(struct daemon *d, spill_place place)
 {
 	if (d->tier && d->tier->spill)
-		spill_forget(d->tier->spill, place);
+		spill_set_forget(d->tier->spill, place);
 }
 
 static void tier_gone(void *owner, void *cookie)
@@ -1685,7 +1687,8 @@ static void tier_gone(void *owner, void *cookie)
 	gauge_add(&e->ns->row->counters.cold, -1);
 	if (e->io != ENTRY_IDLE)
 		return; /* whoever works on it sees that it has no place any more */
-	ns_ghost_add(e->ns, &e->key, spill_telling_damage(e->ns->d->tier->spill) ? KVP_MISS_DAMAGED : KVP_MISS_EVICTED);
+	ns_ghost_add(
+		e->ns, &e->key, spill_set_telling_damage(e->ns->d->tier->spill) ? KVP_MISS_DAMAGED : KVP_MISS_EVICTED);
 	ns_entry_drop(e);
 }
 
@@ -1704,7 +1707,7 @@ static void *tier_found(void *owner, const struct spill_record *record, spill_pl
 	if (!e)
 		return NULL;
 	if (e->cold) /* written twice: the later one counts */
-		spill_forget(d->tier->spill, e->cold);
+		spill_set_forget(d->tier->spill, e->cold);
 	else
 		gauge_add(e->slot == NO_SLOT ? &ns->row->counters.cold : &ns->row->counters.clean, 1);
 	e->cold = place;
@@ -1722,7 +1725,7 @@ static void tier_spill_ready(struct loop_source *source, uint32_t events)
 	bool ended;
 
 	(void)events;
-	ended = spill_reap(tier->spill) > 0;
+	ended = spill_set_reap(tier->spill) > 0;
 	tier_stats(tier->d);
 	if (!ended || tier->d->stopping)
 		return;
@@ -1741,31 +1744,82 @@ static void tier_copies_ready(struct loop_source *source, uint32_t events)
 	io_reap(tier->copies);
 }
 
+static int store_node(const char *path)
+{
+	struct stat st;
+
+	if (stat(path, &st) < 0)
+		return -1;
+	return topology_device_node(S_ISBLK(st.st_mode) ? st.st_rdev : st.st_dev);
+}
+
 static int tier_open_spill(struct daemon *d, char message[256])
 {
 	struct tier *tier = d->tier;
-	struct spill_opts opts = {.dir = d->config.spill_dir,
-		.capacity = d->config.spill_bytes,
-		.depth = d->config.spill_depth,
-		.use_uring = strcmp(d->config.io, "threads") != 0,
-		.lock_fd = d->pool.io_lock_fd,
-		.owner = d,
-		.gone = tier_gone,
-		.found = tier_found};
+	struct spill_opts opts[CONFIG_STORES_MAX];
+	cpu_set_t cpus[CONFIG_STORES_MAX];
+	uint64_t largest_block = 0;
 	int r;
 
 	for (struct ns *ns = d->namespaces; ns; ns = ns->next)
-		if (ns->head->block_bytes > opts.largest_block)
-			opts.largest_block = ns->head->block_bytes;
-	r = spill_open(&tier->spill, &opts, message);
+		if (ns->head->block_bytes > largest_block)
+			largest_block = ns->head->block_bytes;
+	for (unsigned i = 0; i < d->config.n_stores; i++) {
+		tier->store_nodes[i] = store_node(d->config.stores[i].path);
+		opts[i] = (struct spill_opts){.dir = d->config.stores[i].path,
+			.cpus = topology_node_cpus(d->topology, tier->store_nodes[i], &cpus[i]) ? &cpus[i] : NULL,
+			.capacity = d->config.stores[i].bytes,
+			.depth = d->config.spill_depth,
+			.largest_block = largest_block,
+			.use_uring = strcmp(d->config.io, "threads") != 0,
+			.lock_fd = d->pool.io_lock_fd,
+			.owner = d,
+			.gone = tier_gone,
+			.found = tier_found};
+	}
+	r = spill_set_open(&tier->spill, opts, d->config.n_stores, message);
 	if (r < 0)
 		return r;
-	d->pool.io_lock_fd = -1; /* the store's ring has it */
-	snprintf(d->pool.stats->spill_dir, sizeof(d->pool.stats->spill_dir), "%s", d->config.spill_dir);
-	log_info("spill store %s: %s", d->config.spill_dir, message);
+	d->pool.io_lock_fd = -1; /* the stores' rings have it */
+	snprintf(d->pool.stats->spill_dir, sizeof(d->pool.stats->spill_dir), "%s", d->config.stores[0].path);
+	log_info("spill store %s: %s", d->config.stores[0].path, message);
 	tier->spill_source = (struct loop_source){
-		.fd = spill_fd(tier->spill), .events = LOOP_IN, .ready = tier_spill_ready, .owner = tier};
+		.fd = spill_set_fd(tier->spill), .events = LOOP_IN, .ready = tier_spill_ready, .owner = tier};
 	return loop_add(d->loop, &tier->spill_source);
+}
+
+static void tier_store_rows(struct daemon *d)
+{
+	struct kvp_stats *stats = d->pool.stats;
+
+	stats->n_stores = d->tier->spill ? spill_set_n(d->tier->spill) : 0;
+	for (unsigned i = 0; i < stats->n_stores; i++) {
+		struct kvp_store_row *row = &stats->stores[i];
+		struct spill_stats s;
+
+		spill_set_store_stats(d->tier->spill, i, &s);
+		*row = (struct kvp_store_row){.state = s.state,
+			.uring = s.uring,
+			.direct = s.direct,
+			.node = (uint32_t)d->tier->store_nodes[i],
+			.last_errno = (uint32_t)s.last_errno,
+			.since = (uint64_t)s.since,
+			.capacity = d->config.stores[i].bytes,
+			.used = s.used_bytes,
+			.live = s.live_bytes,
+			.live_records = s.live_records,
+			.in_flight = s.in_flight,
+			.queued = s.queued_bytes,
+			.writes = s.writes,
+			.write_bytes = s.write_bytes,
+			.reads = s.reads,
+			.read_bytes = s.read_bytes,
+			.write_errors = s.write_errors,
+			.read_errors = s.read_errors,
+			.damaged = s.damaged};
+		snprintf(row->path, sizeof(row->path), "%s", d->config.stores[i].path);
+		snprintf(row->message, sizeof(row->message), "%s", s.message);
+	}
 }
 
 int tier_start(struct daemon *d, char message[256])
@@ -1786,11 +1840,12 @@ int tier_start(struct daemon *d, char message[256])
 	tier->copies_source = (struct loop_source){
 		.fd = io_fd(tier->copies), .events = LOOP_IN, .ready = tier_copies_ready, .owner = tier};
 	r = loop_add(d->loop, &tier->copies_source);
-	if (r == 0 && d->config.spill_dir[0])
+	if (r == 0 && d->config.n_stores)
 		r = tier_open_spill(d, message);
 	if (r == 0)
 		ns_link_all(d);
 	tier_stats(d);
+	tier_store_rows(d);
 	return r;
 }
 
@@ -1803,7 +1858,7 @@ void tier_stop(struct daemon *d)
 	if (tier->copies)
 		io_close(tier->copies);
 	if (tier->spill)
-		spill_close(tier->spill);
+		spill_set_close(tier->spill);
 	tier->spill = NULL;
 	while (tier->jobs.all_next && tier->jobs.all_next != &tier->jobs) {
 		tier->jobs.all_next->peer = NULL;
@@ -1821,7 +1876,7 @@ void tier_stats(struct daemon *d)
 		snprintf(d->pool.stats->spill_message, sizeof(d->pool.stats->spill_message), "off: no --spill given");
 		return;
 	}
-	spill_stats(d->tier->spill, &s);
+	spill_set_stats(d->tier->spill, &s);
 	gauge_set(&c->spill_state, s.state);
 	gauge_set(&c->spill_uring, s.uring);
 	gauge_set(&c->spill_direct, s.direct);
@@ -1849,20 +1904,16 @@ void tier_stats(struct daemon *d)
 	gauge_set(
 		&c->spill_read_speed, d->tier->read_ns_per_byte > 0 ? (uint64_t)(1e9 / d->tier->read_ns_per_byte) : 0);
 	snprintf(d->pool.stats->spill_message, sizeof(d->pool.stats->spill_message), "%s", s.message);
-	if ((s.state == SPILL_DOWN) != d->tier->was_down) {
-		d->tier->was_down = s.state == SPILL_DOWN;
-		log_line(d->tier->was_down ? LOG_LEVEL_WARN : LOG_LEVEL_INFO, "spill store %s is %s: %s",
-			d->config.spill_dir, d->tier->was_down ? "down" : "up again", s.message);
-	}
 }
 
 void tier_tick(struct daemon *d)
 {
 	if (d->tier->spill) {
-		spill_scrub_rate(d->tier->spill, d->config.spill_scrub);
-		spill_tick(d->tier->spill);
+		spill_set_scrub_rate(d->tier->spill, d->config.spill_scrub);
+		spill_set_tick(d->tier->spill);
 	}
 	tier_stats(d);
+	tier_store_rows(d);
 	if (d->old_io && !pool_old_io(&d->pool)) {
 		d->old_io = false;
 		block_release_set_aside(d);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <hwloc.h>
 #include <hwloc/distances.h>
+#include <hwloc/glibc-sched.h>
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
@@ -13,6 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #ifndef MADV_POPULATE_WRITE
@@ -218,6 +220,41 @@ uint32_t topology_index(const struct topology *t, uint32_t id)
 	}
 	hwloc_distances_release(t->hwloc, distances);
 	return best;
+}
+
+/* hwloc would say the same, but for that it has to look through all of the PCI bus at each start. */
+int topology_device_node(uint64_t dev)
+{
+	char link[64], path[PATH_MAX + 16];
+	int node = -1;
+
+	snprintf(link, sizeof(link), "/sys/dev/block/%u:%u", major(dev), minor(dev));
+	if (!realpath(link, path))
+		return -1;
+	/* from the partition up to the device that hangs on a bus */
+	for (char *end; node < 0 && (end = strrchr(path, '/')) && strncmp(path, "/sys/devices/", 13) == 0; *end = 0) {
+		size_t n = strlen(path);
+		FILE *file;
+
+		snprintf(path + n, sizeof(path) - n, "/numa_node");
+		file = fopen(path, "re");
+		path[n] = 0;
+		if (!file)
+			continue;
+		if (fscanf(file, "%d", &node) != 1)
+			node = -1;
+		fclose(file);
+	}
+	return node;
+}
+
+bool topology_node_cpus(const struct topology *t, int id, cpu_set_t *cpus)
+{
+	hwloc_obj_t node = id < 0 ? NULL : hwloc_get_numanode_obj_by_os_index(t->hwloc, (unsigned)id);
+
+	CPU_ZERO(cpus);
+	return node && t->n_nodes > 1 && !hwloc_bitmap_iszero(node->cpuset) &&
+	       hwloc_cpuset_to_glibc_sched_affinity(t->hwloc, node->cpuset, cpus, sizeof(*cpus)) == 0;
 }
 
 int topology_bind(struct topology *t, void *addr, uint64_t len, unsigned i)

@@ -7,6 +7,7 @@
 #ifndef KVPOOL_TOPOLOGY_H
 #define KVPOOL_TOPOLOGY_H
 
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -32,6 +33,11 @@ bool topology_is_far(const struct topology *topology, unsigned i);
 
 /** topology_index() - index of the kernel's node @id, or of the nearest one with memory; TOPOLOGY_ANY for an unknown one */
 uint32_t topology_index(const struct topology *topology, uint32_t id);
+
+/** topology_device_node() - the kernel's number of the node on which the block device @dev hangs; -1: not known */
+int topology_device_node(uint64_t dev);
+/** topology_node_cpus() - those of the kernel's node @id. Return: are there any, and is that a choice? */
+bool topology_node_cpus(const struct topology *topology, int id, cpu_set_t *cpus);
 
 /** topology_near() - the @k-th nearest node to node @i, itself first; without a wish, or past the last one: @k */
 unsigned topology_near(const struct topology *topology, uint32_t i, unsigned k);

@@ -60,7 +60,9 @@ struct spill_disk_super {
 	uint64_t pid; /* of the last that did, for messages */
 	uint64_t n_drops;
 	struct spill_disk_drop drops[SPILL_DROPS_MAX];
-	uint8_t zero[1968];
+	uint64_t
+		inode; /* of the file it is; another one: this is a copy; 0: not known (a device, or an older kvpoold) */
+	uint8_t zero[1960];
 	uint64_t checksum;
 };
 static_assert(offsetof(struct spill_disk_super, version) == 8, "store format 1");
@@ -71,6 +73,7 @@ static_assert(offsetof(struct spill_disk_super, segment_bytes) == 40, "store for
 static_assert(offsetof(struct spill_disk_super, start) == 48, "store format 1");
 static_assert(offsetof(struct spill_disk_super, pid) == 56, "store format 1");
 static_assert(offsetof(struct spill_disk_super, drops) == 72, "store format 1");
+static_assert(offsetof(struct spill_disk_super, inode) == 2120, "store format 1");
 static_assert(offsetof(struct spill_disk_super, checksum) == SPILL_PAGE - 8, "store format 1");
 static_assert(sizeof(struct spill_disk_super) == SPILL_PAGE, "store format 1");
 
@@ -168,7 +171,7 @@ struct spill_record {
 
 struct spill_super {
 	uint8_t uuid[16];
-	uint64_t capacity, segment_bytes, start, pid;
+	uint64_t capacity, segment_bytes, start, pid, inode;
 	uint32_t n_drops;
 	struct spill_disk_drop drops[SPILL_DROPS_MAX]; /* in this machine's order of bytes */
 };
@@ -271,6 +274,7 @@ static inline void spill_super_encode(void *page, const struct spill_super *supe
 	disk->segment_bytes = htole64(super->segment_bytes);
 	disk->start = htole64(super->start);
 	disk->pid = htole64(super->pid);
+	disk->inode = htole64(super->inode);
 	disk->n_drops = htole64(super->n_drops);
 	for (uint32_t i = 0; i < super->n_drops; i++)
 		disk->drops[i] =
@@ -292,6 +296,7 @@ static inline int spill_super_decode(const void *page, struct spill_super *super
 	s.segment_bytes = le64toh(disk->segment_bytes);
 	s.start = le64toh(disk->start);
 	s.pid = le64toh(disk->pid);
+	s.inode = le64toh(disk->inode);
 	if (le64toh(disk->n_drops) > SPILL_DROPS_MAX)
 		return -EBADMSG;
 	s.n_drops = (uint32_t)le64toh(disk->n_drops);

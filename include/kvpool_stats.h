@@ -103,6 +103,24 @@ struct kvp_node_row {
 	uint64_t huge; /* of got: in pages larger than 4k, of the size that was wished for */
 };
 
+/* A spill store, in the order of the configuration. */
+#define KVP_STATS_STORES_MAX 16
+struct kvp_store_row {
+	char path[256];
+	char message[256]; /* what is wrong, and since when; "": nothing */
+	uint32_t state; /* as counter spill_state */
+	uint32_t uring; /* 1: by io_uring, 0: by threads */
+	uint32_t direct; /* 1: O_DIRECT, 0: through the page cache */
+	uint32_t node; /* of its device, UINT32_MAX: not known */
+	uint32_t last_errno;
+	uint32_t reserved;
+	uint64_t since; /* of the state: seconds since the epoch; 0: since the start */
+	uint64_t capacity, used, live, live_records;
+	uint64_t in_flight, queued; /* transfers, and their bytes */
+	uint64_t writes, write_bytes, reads, read_bytes; /* since the start, as what follows */
+	uint64_t write_errors, read_errors, damaged;
+};
+
 struct kvp_stats {
 	uint64_t magic;
 	uint16_t layout_major;
@@ -121,14 +139,17 @@ struct kvp_stats {
 	_Atomic uint64_t version;
 	_Atomic uint64_t next_number; /* next slab number: never given again */
 	_Atomic uint64_t reserved0;
-	char spill_dir[256];
-	char spill_message[256]; /* why the tier is off or down, or which engine serves it */
+	char spill_dir[256]; /* of the first store */
+	char spill_message[256]; /* why the tier is off or down, or which of its stores is */
 	char pressure_message[256]; /* why the pool is smaller than --pool, if it is */
 	char numa_message[256]; /* why slabs are unbound, if they are */
 	char pages_message[256]; /* why slabs are made of smaller pages than wished, if some are */
 	uint32_t n_nodes;
 	uint32_t pages; /* enum kvp_pages: the wish */
+	uint32_t n_stores;
+	uint32_t reserved1;
 	struct kvp_node_row nodes[KVP_STATS_NODES_MAX];
+	struct kvp_store_row stores[KVP_STATS_STORES_MAX];
 	struct kvp_counters counters;
 };
 

@@ -147,6 +147,62 @@ static const char *spill_state_name(uint64_t state)
 	return state < 4 ? names[state] : "?";
 }
 
+static unsigned stores_shown(const struct kvp_stats *head)
+{
+	return head->n_stores < KVP_STATS_STORES_MAX ? head->n_stores : KVP_STATS_STORES_MAX;
+}
+
+static void print_stores(const struct kvp_stats *head)
+{
+	for (unsigned i = 0; i < stores_shown(head); i++) {
+		const struct kvp_store_row *row = &head->stores[i];
+		char path[256], message[256], a[QUANTITY_ROOM], b[QUANTITY_ROOM];
+
+		text_clean(path, sizeof(path), row->path, sizeof(row->path));
+		text_clean(message, sizeof(message), row->message, sizeof(row->message));
+		printf("       %s: %s, %s of %s, %s, %s, %" PRIu64 " errors\n", spill_state_name(row->state), path,
+			quantity_bytes(a, row->live), quantity_bytes(b, row->capacity),
+			row->uring ? "io_uring" : "threads", row->direct ? "O_DIRECT" : "page cache",
+			row->write_errors + row->read_errors);
+		if (message[0])
+			printf("         %s\n", message);
+	}
+}
+
+static json_t *stores_json(const struct kvp_stats *head)
+{
+	json_t *list = json_array();
+
+	for (unsigned i = 0; i < stores_shown(head); i++) {
+		const struct kvp_store_row *row = &head->stores[i];
+		json_t *json = json_object();
+
+		json_object_set_new(json, "path", json_text(row->path, sizeof(row->path)));
+		json_object_set_new(json, "state", json_string(spill_state_name(row->state)));
+		json_object_set_new(json, "message", json_text(row->message, sizeof(row->message)));
+		json_object_set_new(json, "errno", json_u64(row->last_errno));
+		json_object_set_new(json, "since", json_u64(row->since));
+		json_object_set_new(json, "node", row->node == UINT32_MAX ? json_null() : json_u64(row->node));
+		json_object_set_new(json, "uring", json_boolean(row->uring));
+		json_object_set_new(json, "direct", json_boolean(row->direct));
+		json_object_set_new(json, "capacity_bytes", json_u64(row->capacity));
+		json_object_set_new(json, "used_bytes", json_u64(row->used));
+		json_object_set_new(json, "live_bytes", json_u64(row->live));
+		json_object_set_new(json, "live_records", json_u64(row->live_records));
+		json_object_set_new(json, "in_flight", json_u64(row->in_flight));
+		json_object_set_new(json, "queued_bytes", json_u64(row->queued));
+		json_object_set_new(json, "writes", json_u64(row->writes));
+		json_object_set_new(json, "write_bytes", json_u64(row->write_bytes));
+		json_object_set_new(json, "reads", json_u64(row->reads));
+		json_object_set_new(json, "read_bytes", json_u64(row->read_bytes));
+		json_object_set_new(json, "write_errors", json_u64(row->write_errors));
+		json_object_set_new(json, "read_errors", json_u64(row->read_errors));
+		json_object_set_new(json, "damaged", json_u64(row->damaged));
+		json_array_append_new(list, json);
+	}
+	return list;
+}
+
 static void print_spill(const struct snapshot *snapshot)
 {
 	const struct kvp_counters *c = &snapshot->head.counters;
@@ -165,10 +221,14 @@ static void print_spill(const struct snapshot *snapshot)
 	bar_print(BAR, parts, 2);
 	printf(" %7s  %s of %s\n", quantity_share(a, live, capacity), quantity_bytes(b, live),
 		quantity_bytes(d, capacity));
-	printf("       %s: %s, %s, %s\n", spill_state_name(C(c->spill_state)), dir,
-		C(c->spill_uring) ? "io_uring" : "threads", C(c->spill_direct) ? "O_DIRECT" : "page cache");
-	if (message[0])
-		printf("       %s\n", message);
+	if (snapshot->head.n_stores > 1) {
+		print_stores(&snapshot->head);
+	} else {
+		printf("       %s: %s, %s, %s\n", spill_state_name(C(c->spill_state)), dir,
+			C(c->spill_uring) ? "io_uring" : "threads", C(c->spill_direct) ? "O_DIRECT" : "page cache");
+		if (message[0])
+			printf("       %s\n", message);
+	}
 	printf("       wrote %s blocks, %s (%" PRIu64 " errors); ", quantity_count(a, C(c->spill_writes)),
 		quantity_bytes(b, C(c->spill_write_bytes)), (uint64_t)C(c->spill_write_errors));
 	printf("read %s, %s (%" PRIu64 " errors)\n", quantity_count(a, C(c->spill_reads)),
@@ -282,6 +342,7 @@ static json_t *stats_json(const struct pool *pool, const struct snapshot *snapsh
 	json_object_set_new(spill, "state", json_string(spill_state_name(C(head->counters.spill_state))));
 	json_object_set_new(spill, "dir", json_text(head->spill_dir, sizeof(head->spill_dir)));
 	json_object_set_new(spill, "message", json_text(head->spill_message, sizeof(head->spill_message)));
+	json_object_set_new(spill, "stores", stores_json(head));
 	json_object_set_new(json, "spill", spill);
 	json_object_set_new(json, "nodes", nodes_json(head));
 	json_object_set_new(

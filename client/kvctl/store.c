@@ -39,7 +39,7 @@ struct look {
 	const struct options *options;
 	const char *paths[STORES_MAX];
 	unsigned n_paths;
-	char dir[256]; /* of the pool, where no path was given */
+	char dirs[KVP_STATS_STORES_MAX][256]; /* of the pool, where no path was given */
 	struct snapshot snapshot;
 	bool has_snapshot;
 	struct store_ns ns[NS_MAX];
@@ -67,12 +67,15 @@ static int look_open(struct look *look)
 	look->has_snapshot = true;
 	if (look->n_paths)
 		return 0;
-	text_clean(look->dir, sizeof(look->dir), look->snapshot.head.spill_dir, sizeof(look->snapshot.head.spill_dir));
-	if (!look->dir[0]) {
+	for (unsigned i = 0; i < look->snapshot.head.n_stores && i < KVP_STATS_STORES_MAX; i++) {
+		text_clean(look->dirs[i], sizeof(look->dirs[i]), look->snapshot.head.stores[i].path,
+			sizeof(look->snapshot.head.stores[i].path));
+		look->paths[look->n_paths++] = look->dirs[i];
+	}
+	if (!look->n_paths) {
 		complain("store: this pool's daemon has no spill store; or name a store by its path");
 		return KVCTL_FAILED;
 	}
-	look->paths[look->n_paths++] = look->dir;
 	return 0;
 }
 

@@ -69,7 +69,7 @@ static void the_defaults_fit_each_other(void **state)
 	assert_int_equal(config.slab_bytes, 4 * MIB);
 	assert_int_equal(config.hold_limit_ms, 0);
 	assert_int_equal(config.n_listen, 0);
-	assert_string_equal(config.spill_dir, "");
+	assert_int_equal(config.n_stores, 0);
 }
 
 static void every_option_means_the_same_by_flag_and_by_file(void **state)
@@ -124,8 +124,9 @@ static void every_option_means_the_same_by_flag_and_by_file(void **state)
 	assert_int_equal(by_file.listen[0].gid, 8);
 	assert_int_equal(by_file.listen[0].mode, 0600);
 	assert_false(by_file.listen[1].has_uid);
-	assert_string_equal(by_file.spill_dir, "/var/x");
-	assert_int_equal(by_file.spill_bytes, 1ull << 40);
+	assert_int_equal(by_file.n_stores, 1);
+	assert_string_equal(by_file.stores[0].path, "/var/x");
+	assert_int_equal(by_file.stores[0].bytes, 1ull << 40);
 	assert_int_equal(by_file.spill_write_budget, 3072 * MIB);
 	assert_true(by_file.lock_memory);
 	assert_int_equal(by_file.uid_max_pins, 15);
@@ -152,6 +153,39 @@ static void flags_win_over_the_file_wherever_they_stand(void **state)
 	assert_int_equal(PARSE(&config, message, "--config", path), -EINVAL);
 	assert_non_null(strstr(message, path));
 	assert_non_null(strstr(message, "No such file"));
+}
+
+static void spill_stores_are_a_list_and_flags_begin_it_anew(void **state)
+{
+	struct config config;
+	char path[] = "/tmp/kvpool-test-config-XXXXXX", message[256], many[20][24];
+	const char *flags[20] = {"--pool=1G"}, *text = "spill = /a:64M\nspill = /b:1G\n";
+	int fd = mkstemp(path);
+
+	(void)state;
+	assert_true(fd >= 0);
+	assert_true(write(fd, text, strlen(text)) > 0);
+	close(fd);
+	assert_int_equal(PARSE(&config, message, "--config", path), 0);
+	assert_int_equal(config.n_stores, 2);
+	assert_string_equal(config.stores[1].path, "/b");
+	assert_int_equal(config.stores[1].bytes, 1024 * MIB);
+	assert_int_equal(PARSE(&config, message, "--config", path, "--spill", "/c:64M", "--spill", "/d:64M"), 0);
+	assert_int_equal(config.n_stores, 2);
+	assert_string_equal(config.stores[0].path, "/c");
+	assert_int_equal(PARSE(&config, message, "--config", path, "--spill", "off"), 0);
+	assert_int_equal(config.n_stores, 0);
+	unlink(path);
+	assert_int_equal(PARSE(&config, message, "--spill", "/a:64M", "--spill", "/a:1G"), -EINVAL);
+	assert_non_null(strstr(message, "/a is given twice"));
+	for (unsigned i = 0; i < 17; i++) {
+		snprintf(many[i], sizeof(many[i]), "--spill=/%u:64M", i);
+		flags[i + 1] = many[i];
+	}
+	assert_int_equal(parse(&config, message, flags), -EINVAL);
+	assert_non_null(strstr(message, "at most 16 stores"));
+	flags[17] = NULL;
+	assert_int_equal(parse(&config, message, flags), 0);
 }
 
 static void values_that_make_no_sense_are_refused_with_what_would(void **state)
@@ -435,6 +469,7 @@ int main(void)
 		cmocka_unit_test(the_defaults_fit_each_other),
 		cmocka_unit_test(every_option_means_the_same_by_flag_and_by_file),
 		cmocka_unit_test(flags_win_over_the_file_wherever_they_stand),
+		cmocka_unit_test(spill_stores_are_a_list_and_flags_begin_it_anew),
 		cmocka_unit_test(values_that_make_no_sense_are_refused_with_what_would),
 		cmocka_unit_test(a_path_too_long_for_a_unix_address_is_refused_with_both_lengths),
 		cmocka_unit_test(unknown_names_are_refused_with_the_line_and_the_nearest_name),

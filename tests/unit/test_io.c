@@ -2,6 +2,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <semaphore.h>
 #include <stdint.h>
 #include <cmocka.h>
 
@@ -21,11 +22,14 @@
 
 #define SECOND 1000000000ull
 
-static bool with_uring = true, with_threads = false;
+struct how {
+	bool uring, worker;
+};
+static struct how with_uring = {.uring = true}, with_threads = {.uring = false}, with_worker = {true, true};
 
 struct fixture {
 	struct io *io;
-	bool uring;
+	bool uring, worker;
 	char dir[64], path[80];
 	int fd; /* through the page cache */
 	int direct_fd; /* -1: this file system has no O_DIRECT */
@@ -37,18 +41,19 @@ struct fixture {
 
 static int open_with_depth(struct fixture *f, unsigned depth)
 {
-	struct io_opts opts = {.depth = depth, .use_uring = f->uring, .lock_fd = -1};
+	struct io_opts opts = {.depth = depth, .use_uring = f->uring, .worker = f->worker, .lock_fd = -1};
 
 	return io_open(&f->io, &opts, f->message);
 }
 
 static int setup(void **state)
 {
-	bool uring = *(bool *)*state;
+	struct how *how = *state;
 	struct fixture *f = calloc(1, sizeof(*f));
 
 	fault_disarm();
-	f->uring = uring;
+	f->uring = how->uring;
+	f->worker = how->worker;
 	scratch_make(f->dir);
 	snprintf(f->path, sizeof(f->path), "%s/file", f->dir);
 	f->fd = open(f->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -363,6 +368,78 @@ static void a_read_overtakes_the_writes_that_wait(void **state)
 	free(writes);
 }
 
+static sem_t first_began, first_may_go;
+static unsigned n_begun, read_begun;
+
+static void wait_to_begin(struct io_op *op)
+{
+	n_begun++;
+	if (op->kind == IO_READ)
+		read_begun = n_begun;
+	if (n_begun > 1)
+		return;
+	sem_post(&first_began);
+	while (sem_wait(&first_may_go) < 0)
+		continue;
+}
+
+static void the_worker_takes_a_read_before_the_writes_that_wait_for_it(void **state)
+{
+	enum { N = 20 };
+	struct fixture *f = *state;
+	struct job writes[N], read = job_of(IO_READ, f->fd, 0, f->in, 4096);
+
+	assert_int_equal(put(f, f->fd, 0, f->out, 4096), 4096);
+	sem_init(&first_began, 0, 0);
+	sem_init(&first_may_go, 0, 0);
+	n_begun = read_begun = 0;
+	for (unsigned i = 0; i < N; i++) {
+		writes[i] = job_of(IO_WRITE, f->fd, 4096 + 4096 * i, f->out, 4096);
+		writes[i].op.before = wait_to_begin;
+		job_start(f, &writes[i]);
+		while (i == 0 && sem_wait(&first_began) < 0)
+			continue;
+	}
+	read.op.before = wait_to_begin;
+	job_start(f, &read);
+	sem_post(&first_may_go);
+	while (io_in_flight(f->io))
+		io_wait(f->io, loop_now() + SECOND);
+	assert_int_equal(n_begun, N + 1);
+	assert_int_equal(read_begun, 2);
+	assert_int_equal(read.res, 4096);
+	sem_destroy(&first_began);
+	sem_destroy(&first_may_go);
+}
+
+static void fill_first_byte(struct io_op *op)
+{
+	*(uint8_t *)op->iov[0].iov_base = 0xab;
+}
+
+static int64_t add_first_byte(struct io_op *op, int64_t res)
+{
+	return res + *(uint8_t *)op->iov[0].iov_base;
+}
+
+static void what_is_worked_out_for_an_operation_is_there_when_it_starts_and_when_it_is_told(void **state)
+{
+	struct fixture *f = *state;
+	struct job write = job_of(IO_WRITE, f->fd, 0, f->out, 4096), read = job_of(IO_READ, f->fd, 0, f->in, 4096);
+
+	f->out[0] = 0;
+	write.op.before = fill_first_byte;
+	job_start(f, &write);
+	while (io_in_flight(f->io))
+		io_wait(f->io, loop_now() + SECOND);
+	assert_int_equal(write.res, 4096);
+	read.op.after = add_first_byte;
+	job_start(f, &read);
+	while (io_in_flight(f->io))
+		io_wait(f->io, loop_now() + SECOND);
+	assert_int_equal(read.res, 4096 + 0xab);
+}
+
 static void writes_that_hang_leave_places_to_reads(void **state)
 {
 	enum { N = 12 };
@@ -588,7 +665,7 @@ static void the_engines_threads_block_all_signals(void **state)
 				fail_msg("thread %s does not block signal %d", entry->d_name, sig);
 	}
 	closedir(dir);
-	assert_int_equal(n, f->uring ? 0 : 4);
+	assert_int_equal(n, (f->uring ? 0 : 4) + f->worker);
 }
 
 static int lock_file(struct fixture *f, char path[96])
@@ -836,10 +913,20 @@ static void a_kernel_short_of_memory_is_asked_again(void **state)
 	assert_int_equal(in_child(memory_short, *state), 0);
 }
 
-#define BOTH(test) \
+#define ALL(test) \
+	{#test " (io_uring)", test, setup, teardown, &with_uring}, \
+		{#test " (threads)", test, setup, teardown, &with_threads}, \
+	{ \
+#test " (worker)", test, setup, teardown, &with_worker \
+	}
+#define ENGINES(test) \
 	{#test " (io_uring)", test, setup, teardown, &with_uring}, \
 	{ \
 #test " (threads)", test, setup, teardown, &with_threads \
+	}
+#define WORKER(test) \
+	{ \
+#test, test, setup, teardown, &with_worker \
 	}
 #define RING(test) \
 	{ \
@@ -849,29 +936,31 @@ static void a_kernel_short_of_memory_is_asked_again(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		BOTH(the_engine_asked_for_serves_and_the_message_names_it),
-		BOTH(what_was_written_is_read_back),
-		BOTH(two_pieces_of_memory_go_down_as_one_and_come_back),
-		BOTH(nothing_at_all_is_moved_at_once),
-		BOTH(a_read_past_the_end_is_enodata),
-		BOTH(short_transfers_are_continued),
-		BOTH(a_transfer_that_never_gets_anywhere_ends_with_eio),
-		BOTH(interrupted_and_refused_for_now_is_tried_again),
+		ALL(the_engine_asked_for_serves_and_the_message_names_it),
+		ALL(what_was_written_is_read_back),
+		ALL(two_pieces_of_memory_go_down_as_one_and_come_back),
+		ALL(nothing_at_all_is_moved_at_once),
+		ALL(a_read_past_the_end_is_enodata),
+		ALL(short_transfers_are_continued),
+		ALL(a_transfer_that_never_gets_anywhere_ends_with_eio),
+		ALL(interrupted_and_refused_for_now_is_tried_again),
 		RING(trying_again_has_an_end),
-		BOTH(an_error_is_told_once_and_the_next_operation_is_served),
-		BOTH(an_operation_that_is_wrong_for_both_engines_changes_none),
-		BOTH(a_ring_of_8_survives_100000_requests_of_64_clients),
-		BOTH(a_read_overtakes_the_writes_that_wait),
+		ALL(an_error_is_told_once_and_the_next_operation_is_served),
+		ALL(an_operation_that_is_wrong_for_both_engines_changes_none),
+		ALL(a_ring_of_8_survives_100000_requests_of_64_clients),
+		ENGINES(a_read_overtakes_the_writes_that_wait),
+		WORKER(the_worker_takes_a_read_before_the_writes_that_wait_for_it),
+		ALL(what_is_worked_out_for_an_operation_is_there_when_it_starts_and_when_it_is_told),
 		RING(writes_that_hang_leave_places_to_reads),
-		BOTH(a_stream_of_reads_does_not_stop_a_write_for_ever),
-		BOTH(offsets_beyond_2_and_4_gib_are_exact),
-		BOTH(a_transfer_over_2_gib_is_told_in_full),
-		BOTH(the_descriptor_is_readable_when_there_is_something_to_reap),
-		BOTH(both_loops_serve_the_engine_as_a_source),
-		BOTH(closing_waits_for_what_is_in_flight),
-		BOTH(the_engines_threads_block_all_signals),
-		BOTH(the_lock_file_is_locked_as_long_as_the_engine_lives),
-		BOTH(the_lock_falls_when_the_process_is_killed),
+		ALL(a_stream_of_reads_does_not_stop_a_write_for_ever),
+		ALL(offsets_beyond_2_and_4_gib_are_exact),
+		ALL(a_transfer_over_2_gib_is_told_in_full),
+		ALL(the_descriptor_is_readable_when_there_is_something_to_reap),
+		ALL(both_loops_serve_the_engine_as_a_source),
+		ALL(closing_waits_for_what_is_in_flight),
+		ALL(the_engines_threads_block_all_signals),
+		ALL(the_lock_file_is_locked_as_long_as_the_engine_lives),
+		ALL(the_lock_falls_when_the_process_is_killed),
 		RING(where_set_up_or_enter_is_refused_threads_serve),
 		RING(where_register_is_refused_the_ring_serves_without),
 		RING(where_single_operations_are_refused_at_start_threads_serve),

@@ -220,6 +220,16 @@ static void edit(const struct fixture *f, uint64_t off, void *bytes, size_t n, b
 	close(fd);
 }
 
+/* Change the byte there, whatever it is: an UUID may hold any. */
+static void damage(const struct fixture *f, uint64_t off)
+{
+	uint8_t byte;
+
+	edit(f, off, &byte, 1, false);
+	byte ^= 0x77;
+	edit(f, off, &byte, 1, true);
+}
+
 /* Where block @k's header lies in the file. */
 static uint64_t block_off(struct fixture *f, unsigned k)
 {
@@ -465,7 +475,6 @@ static void a_damaged_record_header_costs_that_record_only_and_is_counted(void *
 	enum { N = 30 };
 	struct fixture *f = *state;
 	uint64_t off[N];
-	uint8_t byte = 0x77;
 	struct log_catch log;
 
 	fault_arm("spill.seal=-EIO"); /* else the headers are not read */
@@ -475,10 +484,10 @@ static void a_damaged_record_header_costs_that_record_only_and_is_counted(void *
 	}
 	fixture_close(f);
 	fault_disarm();
-	edit(f, off[2] + 20, &byte, 1, true);
-	edit(f, off[3] + 60, &byte, 1, true); /* its neighbour: one place */
-	edit(f, off[5] + 4000, &byte, 1, true);
-	edit(f, off[20] + 8, &byte, 1, true);
+	damage(f, off[2] + 20);
+	damage(f, off[3] + 60); /* its neighbour: one place */
+	damage(f, off[5] + 4000);
+	damage(f, off[20] + 8);
 	log = log_catch();
 	assert_int_equal(fixture_open(f), 0);
 	assert_int_equal(log_lines(&log, "at 3 places, "), 1);
@@ -494,7 +503,6 @@ static void a_damaged_segment_header_costs_nothing_but_a_look_at_the_first_recor
 {
 	static const unsigned at[] = {3, 17, 33, 41, 4095};
 	struct fixture *f = *state;
-	uint8_t byte = 0x77;
 
 	for (unsigned i = 0; i < sizeof(at) / sizeof(at[0]); i++) {
 		uint64_t off;
@@ -503,7 +511,7 @@ static void a_damaged_segment_header_costs_nothing_but_a_look_at_the_first_recor
 			assert_int_equal(put(f, k, 20000), 0);
 		off = block_off(f, 0) - SPILL_PAGE;
 		fixture_close(f);
-		edit(f, off + at[i], &byte, 1, true);
+		damage(f, off + at[i]);
 		assert_int_equal(fixture_open(f), 0);
 		for (unsigned k = 0; k < 5;
 			k++) /* of a store's name damaged, nothing can be known; of a use said to be later, too */

@@ -1,0 +1,580 @@
+/* spill_set.c - see spill_set.h.  The loop's thread; the first half of a start runs in a thread for each store. */
+#include "spill_set.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "log.h"
+#include "loop.h"
+
+#define STALLED_NS 500000000ull /* a store that ends nothing for so long is passed over while another one moves */
+
+struct member {
+	struct spill *spill; /* NULL: left out */
+	struct spill_opts opts;
+	int error;
+	bool was_down;
+	char message[256]; /* of its start */
+	time_t since; /* left out */
+};
+
+struct spill_set {
+	unsigned n;
+	int wake_fd; /* epoll of all stores; -1: there is one, and its own serves */
+	struct member members[SPILL_STORES_MAX];
+};
+
+/* A flush or a drop of all: the stores' answers, put together. */
+struct all {
+	spill_done_fn done;
+	void *owner;
+	unsigned n_left;
+	int res;
+};
+
+/* ---- start ---- */
+
+static void member_leave_out(struct member *member, int error, const char *why)
+{
+	member->error = error;
+	member->since = time(NULL);
+	if (why != member->message)
+		snprintf(member->message, sizeof(member->message), "%s", why);
+}
+
+/* One file twice, or two copies of one store: which of the two is left out? */
+static void set_leave_out_copies(struct spill_set *set)
+{
+	struct spill_identity ids[SPILL_STORES_MAX];
+	char why[256];
+
+	for (unsigned i = 0; i < set->n; i++)
+		spill_peek(&set->members[i].opts, &ids[i]);
+	for (unsigned j = 1; j < set->n; j++)
+		for (unsigned i = 0; i < j; i++) {
+			bool same = ids[i].inode && ids[i].inode == ids[j].inode && ids[i].dev == ids[j].dev;
+			unsigned out = !same && ids[i].is_copy && !ids[j].is_copy ? i : j;
+
+			if (set->members[i].error || set->members[j].error ||
+				!(same || (ids[i].is_store && ids[j].is_store &&
+						  memcmp(ids[i].uuid, ids[j].uuid, sizeof(ids[i].uuid)) == 0)))
+				continue;
+			snprintf(why, sizeof(why),
+				"%s of the store in %.100s: it is left out; give --spill another directory, or remove the copy",
+				same ? "the file itself" : "a copy", set->members[i + j - out].opts.dir);
+			member_leave_out(&set->members[out], -EEXIST, why);
+		}
+}
+
+static void *member_begin(void *owner)
+{
+	struct member *member = owner;
+	int r = spill_begin(&member->spill, &member->opts, member->message);
+
+	if (r < 0)
+		member_leave_out(member, r, member->message);
+	return NULL;
+}
+
+/* All at once: what a start takes is waiting for devices. */
+static void set_begin(struct spill_set *set)
+{
+	pthread_t threads[SPILL_STORES_MAX];
+	bool started[SPILL_STORES_MAX] = {false};
+
+	for (unsigned i = 1; i < set->n; i++)
+		if (!set->members[i].error)
+			started[i] = pthread_create(&threads[i], NULL, member_begin, &set->members[i]) == 0;
+	for (unsigned i = 0; i < set->n; i++) {
+		if (started[i])
+			pthread_join(threads[i], NULL);
+		else if (!set->members[i].error)
+			member_begin(&set->members[i]);
+	}
+}
+
+/* Each ring holds the lock of its own. */
+static void set_share_lock(struct spill_set *set, int lock_fd)
+{
+	for (unsigned i = 0; i < set->n; i++)
+		set->members[i].opts.lock_fd = lock_fd < 0 ? -1 : fcntl(lock_fd, F_DUPFD_CLOEXEC, 0);
+}
+
+static void set_settle_lock(struct spill_set *set, int lock_fd, bool served)
+{
+	for (unsigned i = 0; i < set->n; i++)
+		if (!set->members[i].spill && set->members[i].opts.lock_fd >= 0)
+			close(set->members[i].opts.lock_fd);
+	if (served && lock_fd >= 0)
+		close(lock_fd);
+}
+
+static int set_watch(struct spill_set *set)
+{
+	set->wake_fd = epoll_create1(EPOLL_CLOEXEC);
+	for (unsigned i = 0; set->wake_fd >= 0 && i < set->n; i++) {
+		struct epoll_event event = {.events = EPOLLIN};
+
+		if (set->members[i].spill &&
+			epoll_ctl(set->wake_fd, EPOLL_CTL_ADD, spill_fd(set->members[i].spill), &event) < 0)
+			return -errno;
+	}
+	return set->wake_fd < 0 ? -errno : 0;
+}
+
+/* Return: stores that serve. */
+static unsigned set_tell(struct spill_set *set)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < set->n; i++) {
+		struct member *member = &set->members[i];
+		int r = member->spill ? spill_tell(&member->spill, member->message) : 0;
+
+		if (r < 0)
+			member_leave_out(member, r, member->message);
+		n += member->spill != NULL;
+	}
+	return n;
+}
+
+/* @message: that of the one store; of several each has a line of its own. */
+static void set_say(const struct spill_set *set, unsigned serving, char message[256])
+{
+	for (unsigned i = 0; i < set->n; i++) {
+		const struct member *member = &set->members[i];
+
+		if (set->n > 1)
+			log_line(member->spill ? LOG_LEVEL_INFO : LOG_LEVEL_WARN, "spill store %s%s: %s",
+				member->opts.dir, member->spill ? "" : " is missing, and the others serve without it",
+				member->message);
+	}
+	if (set->n == 1 || !serving)
+		snprintf(message, 256, "%s", set->members[0].message);
+	else
+		snprintf(message, 256, "%u of %u stores serve", serving, set->n);
+}
+
+int spill_set_open(struct spill_set **result, const struct spill_opts *opts, unsigned n, char message[256])
+{
+	struct spill_set *set = calloc(1, sizeof(*set));
+	unsigned serving;
+	int r = 0;
+
+	*result = NULL;
+	if (!set || !n || n > SPILL_STORES_MAX) {
+		free(set);
+		snprintf(message, 256, set ? "too many spill stores" : "out of memory");
+		return set ? -EINVAL : -ENOMEM;
+	}
+	*result = set; /* found() calls spill_set_forget() */
+	set->n = n;
+	set->wake_fd = -1;
+	for (unsigned i = 0; i < n; i++) {
+		set->members[i].opts = opts[i];
+		set->members[i].opts.number = i;
+	}
+	set_share_lock(set, opts[0].lock_fd);
+	set_leave_out_copies(set);
+	set_begin(set);
+	serving = set_tell(set);
+	set_say(set, serving, message);
+	set_settle_lock(set, opts[0].lock_fd, serving);
+	if (!serving)
+		r = set->members[0].error;
+	else if (n > 1)
+		r = set_watch(set);
+	if (r < 0) {
+		spill_set_close(set);
+		*result = NULL;
+	}
+	return r;
+}
+
+void spill_set_close(struct spill_set *set)
+{
+	uint64_t deadline_ns = loop_now() + SPILL_CLOSE_NS;
+
+	if (!set)
+		return;
+	/* what hangs comes last: it may have the rest of the time, not that of the others */
+	for (int hung = 0; hung <= 1; hung++)
+		for (unsigned i = 0; i < set->n; i++) {
+			struct spill *spill = set->members[i].spill;
+
+			if (!spill || (!hung && spill_hung(spill)))
+				continue;
+			set->members[i].spill = NULL;
+			spill_close_by(spill, deadline_ns);
+		}
+	if (set->wake_fd >= 0)
+		close(set->wake_fd);
+	free(set);
+}
+
+/* ---- transfers ---- */
+
+static struct spill *set_store(const struct spill_set *set, spill_place place)
+{
+	unsigned i = (unsigned)(place >> SPILL_PLACE_STORE_SHIFT);
+
+	return i < set->n ? set->members[i].spill : NULL;
+}
+
+/* What of a store counts when the next record looks for one. */
+struct bid {
+	struct spill *spill;
+	bool slow;
+	uint64_t queued, full; /* full: of 65536 */
+};
+
+static bool bid_is_better(const struct bid *a, const struct bid *b)
+{
+	if (a->slow != b->slow)
+		return !a->slow;
+	if (a->queued != b->queued)
+		return a->queued < b->queued;
+	return a->full < b->full;
+}
+
+/* Stores that take writes, the best first. */
+static unsigned set_bids(const struct spill_set *set, struct bid bids[SPILL_STORES_MAX])
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < set->n; i++) {
+		struct spill *spill = set->members[i].spill;
+		struct spill_stats stats;
+		struct bid bid = {.spill = spill};
+		unsigned at = n;
+
+		if (!spill)
+			continue;
+		spill_stats(spill, &stats);
+		bid.slow = stats.state != SPILL_UP || spill_stalled(spill, STALLED_NS);
+		bid.queued = stats.queued_bytes;
+		bid.full = (stats.live_bytes >> 16) * 65536 / ((stats.capacity >> 16) + 1);
+		for (; at && bid_is_better(&bid, &bids[at - 1]); at--)
+			bids[at] = bids[at - 1];
+		bids[at] = bid;
+		n++;
+	}
+	return n;
+}
+
+/* What several refusals come to: the one that leaves most hope. */
+static int refusal_of(int a, int b)
+{
+	static const int order[] = {-EAGAIN, -ENOSPC, -ENODEV, -EFBIG};
+
+	for (unsigned i = 0; i < sizeof(order) / sizeof(order[0]); i++)
+		if (a == order[i] || b == order[i])
+			return order[i];
+	return a ? a : b;
+}
+
+int spill_set_write(struct spill_set *set, const struct spill_record *record, const void *data, void *cookie,
+	spill_done_fn done, void *owner)
+{
+	struct bid bids[SPILL_STORES_MAX];
+	unsigned n;
+	int r = 0;
+
+	if (set->n == 1)
+		return spill_write(set->members[0].spill, record, data, cookie, done, owner);
+	n = set_bids(set, bids);
+	for (unsigned i = 0; i < n; i++) {
+		int one;
+
+		if (bids[i].slow && r == -EAGAIN)
+			return r; /* a better one will take it soon */
+		one = spill_write(bids[i].spill, record, data, cookie, done, owner);
+		if (one == 0)
+			return 0;
+		r = refusal_of(r, one);
+	}
+	return r;
+}
+
+int spill_set_read(struct spill_set *set, spill_place place, const struct spill_record *record, void *data,
+	spill_done_fn done, void *owner)
+{
+	struct spill *spill = set_store(set, place);
+
+	return spill ? spill_read(spill, place, record, data, done, owner) : -ENODEV;
+}
+
+void spill_set_forget(struct spill_set *set, spill_place place)
+{
+	struct spill *spill = set_store(set, place);
+
+	if (spill)
+		spill_forget(spill, place);
+}
+
+static void all_done(void *owner, int res, spill_place place)
+{
+	struct all *all = owner;
+
+	if (res < 0 && all->res == 0)
+		all->res = res;
+	if (--all->n_left)
+		return;
+	all->done(all->owner, all->res, place);
+	free(all);
+}
+
+/* What @n stores were asked, the last refusal being @r. Return: as the call. */
+static int all_asked(struct all *all, unsigned n, int r)
+{
+	if (!n) {
+		free(all);
+		return r;
+	}
+	all->n_left = n; /* none ends before spill_reap() */
+	all->res = r;
+	return 0;
+}
+
+static struct all *all_new(spill_done_fn done, void *owner)
+{
+	struct all *all = calloc(1, sizeof(*all));
+
+	if (all)
+		*all = (struct all){.done = done, .owner = owner};
+	return all;
+}
+
+int spill_set_flush(struct spill_set *set, spill_done_fn done, void *owner)
+{
+	struct all *all;
+	unsigned n = 0;
+	int r = 0;
+
+	if (set->n == 1)
+		return spill_flush(set->members[0].spill, done, owner);
+	all = all_new(done, owner);
+	if (!all)
+		return -EAGAIN;
+	for (unsigned i = 0; i < set->n; i++) {
+		struct spill *spill = set->members[i].spill;
+		int one;
+
+		if (!spill)
+			continue;
+		/* one that hangs has nothing that counts as written, and would keep the others' answer */
+		one = spill_hung(spill) ? -ETIMEDOUT : spill_flush(spill, all_done, all);
+		n += one == 0;
+		r = one < 0 ? one : r;
+	}
+	return all_asked(all, n, r);
+}
+
+int spill_set_drop(struct spill_set *set, uint64_t ns_id, spill_done_fn done, void *owner)
+{
+	struct all *all;
+	unsigned n = 0;
+	int r = 0;
+
+	if (set->n == 1)
+		return spill_drop(set->members[0].spill, ns_id, done, owner);
+	for (unsigned i = 0; i < set->n; i++) {
+		struct spill_stats stats;
+
+		spill_set_store_stats(set, i, &stats);
+		if (stats.state == SPILL_DOWN)
+			return -ENODEV;
+	}
+	all = all_new(done, owner);
+	if (!all)
+		return -ENOMEM;
+	for (unsigned i = 0; i < set->n; i++) {
+		int one = spill_drop(set->members[i].spill, ns_id, all_done, all);
+
+		n += one == 0;
+		r = one < 0 ? one : r;
+	}
+	return all_asked(all, n, r);
+}
+
+void spill_set_scrub_rate(struct spill_set *set, uint64_t bytes_per_s)
+{
+	for (unsigned i = 0; i < set->n; i++)
+		if (set->members[i].spill)
+			spill_scrub_rate(set->members[i].spill, (bytes_per_s + set->n - 1) / set->n);
+}
+
+uint64_t spill_set_scrub_now(struct spill_set *set, uint64_t bytes_per_s)
+{
+	uint64_t bytes = 0;
+
+	for (unsigned i = 0; i < set->n; i++)
+		if (set->members[i].spill)
+			bytes += spill_scrub_now(set->members[i].spill, (bytes_per_s + set->n - 1) / set->n);
+	return bytes;
+}
+
+bool spill_set_telling_damage(const struct spill_set *set)
+{
+	for (unsigned i = 0; i < set->n; i++)
+		if (set->members[i].spill && spill_telling_damage(set->members[i].spill))
+			return true;
+	return false;
+}
+
+/* ---- the loop ---- */
+
+int spill_set_fd(const struct spill_set *set)
+{
+	return set->n == 1 ? spill_fd(set->members[0].spill) : set->wake_fd;
+}
+
+unsigned spill_set_reap(struct spill_set *set)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < set->n; i++)
+		if (set->members[i].spill)
+			n += spill_reap(set->members[i].spill);
+	return n;
+}
+
+unsigned spill_set_wait(struct spill_set *set, uint64_t deadline_ns)
+{
+	struct pollfd wake = {.fd = spill_set_fd(set), .events = POLLIN};
+	unsigned n;
+
+	while ((n = spill_set_reap(set)) == 0 && loop_now() < deadline_ns)
+		poll(&wake, 1, 10);
+	return n;
+}
+
+/* A line each time a store goes down, and when it is up again. */
+static void member_say_state(struct member *member)
+{
+	struct spill_stats stats;
+	bool down;
+
+	spill_stats(member->spill, &stats);
+	down = stats.state == SPILL_DOWN;
+	if (down == member->was_down)
+		return;
+	member->was_down = down;
+	log_line(down ? LOG_LEVEL_WARN : LOG_LEVEL_INFO, "spill store %s is %s: %s", member->opts.dir,
+		down ? "down" : "up again", stats.message);
+}
+
+void spill_set_tick(struct spill_set *set)
+{
+	for (unsigned i = 0; i < set->n; i++)
+		if (set->members[i].spill) {
+			spill_tick(set->members[i].spill);
+			member_say_state(&set->members[i]);
+		}
+}
+
+/* ---- looking ---- */
+
+uint64_t spill_set_longest(const struct spill_set *set)
+{
+	uint64_t longest = 0;
+
+	for (unsigned i = 0; i < set->n; i++)
+		if (set->members[i].spill && spill_longest(set->members[i].spill) > longest)
+			longest = spill_longest(set->members[i].spill);
+	return longest;
+}
+
+bool spill_set_stalled(const struct spill_set *set, uint64_t ns)
+{
+	bool stalled = false;
+
+	for (unsigned i = 0; i < set->n; i++) {
+		struct spill_stats stats;
+
+		if (!set->members[i].spill)
+			continue;
+		spill_stats(set->members[i].spill, &stats);
+		if (stats.state != SPILL_UP && set->n > 1)
+			continue;
+		if (!spill_stalled(set->members[i].spill, ns))
+			return false;
+		stalled = true;
+	}
+	return stalled;
+}
+
+bool spill_set_hung(const struct spill_set *set, spill_place place)
+{
+	const struct spill *spill = set_store(set, place);
+
+	return !spill || spill_hung(spill);
+}
+
+unsigned spill_set_n(const struct spill_set *set)
+{
+	return set->n;
+}
+
+void spill_set_store_stats(const struct spill_set *set, unsigned i, struct spill_stats *stats)
+{
+	const struct member *member = &set->members[i];
+
+	if (member->spill) {
+		spill_stats(member->spill, stats);
+		return;
+	}
+	*stats = (struct spill_stats){.state = SPILL_DOWN, .last_errno = -member->error, .since = member->since};
+	snprintf(stats->message, sizeof(stats->message), "%s", member->message);
+}
+
+/* The worst message is the one to be seen: it says which store. */
+void spill_set_stats(const struct spill_set *set, struct spill_stats *all)
+{
+	if (set->n == 1) {
+		spill_stats(set->members[0].spill, all);
+		return;
+	}
+	*all = (struct spill_stats){.state = SPILL_DOWN, .uring = true, .direct = true};
+	for (unsigned i = 0; i < set->n; i++) {
+		struct spill_stats one;
+
+		spill_set_store_stats(set, i, &one);
+		if (one.state == SPILL_UP || (one.state == SPILL_FULL && all->state == SPILL_DOWN))
+			all->state = one.state;
+		if (one.message[0] && (!all->message[0] || one.state == SPILL_DOWN))
+			memcpy(all->message, one.message, sizeof(all->message));
+		all->last_errno = one.last_errno ? one.last_errno : all->last_errno;
+		if (!set->members[i].spill)
+			continue;
+		all->uring &= one.uring;
+		all->direct &= one.direct;
+		all->queued_bytes += one.queued_bytes;
+		all->capacity += one.capacity;
+		all->used_bytes += one.used_bytes;
+		all->live_bytes += one.live_bytes;
+		all->live_records += one.live_records;
+		all->in_flight += one.in_flight;
+		all->writes += one.writes;
+		all->write_bytes += one.write_bytes;
+		all->reads += one.reads;
+		all->read_bytes += one.read_bytes;
+		all->write_errors += one.write_errors;
+		all->read_errors += one.read_errors;
+		all->damaged += one.damaged;
+		all->skipped += one.skipped;
+		all->scrub_bytes += one.scrub_bytes;
+		all->scrub_passes += one.scrub_passes;
+		all->scrub_damaged += one.scrub_damaged;
+		all->reclaimed += one.reclaimed;
+	}
+}

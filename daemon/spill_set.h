@@ -1,0 +1,61 @@
+/*
+ * spill_set.h - several spill stores side by side, each on a device of its own, as one
+ *
+ * Each store is a struct spill: own file, lock, ring, worker, health.  A record goes to the store with the least to do, or,
+ * where they have as little, to the one with the most room; its place says which it is.  A store that is down takes nothing,
+ * the others go on.  Which records are where is known by each store's own log alone: stores may come, go and change places
+ * between two starts, and what is in those that are there is found.
+ *
+ * Callbacks, threads and answers are as in spill.h; one store alone is served without anything in between.
+ */
+#ifndef KVPOOL_SPILL_SET_H
+#define KVPOOL_SPILL_SET_H
+
+#include "spill.h"
+
+struct spill_set;
+
+/**
+ * spill_set_open() - open or make @n stores, side by side, then tell what is in them
+ * @opts: of each; number is filled in.  owner, gone and found are the same for all.  lock_fd is that of the first.
+ * A store that cannot be opened is said and left out until the next start, as long as another one serves.
+ * Of two that are one file, or copies of each other, one is left out: the copy where it can be told, else the later one.
+ * Return: 0; -errno of the first: none serves.
+ */
+int spill_set_open(struct spill_set **set, const struct spill_opts *opts, unsigned n, char message[256]);
+/** spill_set_close() - as spill_close(), all at once */
+void spill_set_close(struct spill_set *set);
+
+/* As their namesakes in spill.h. */
+int spill_set_write(struct spill_set *set, const struct spill_record *record, const void *data, void *cookie,
+	spill_done_fn done, void *owner);
+int spill_set_read(struct spill_set *set, spill_place place, const struct spill_record *record, void *data,
+	spill_done_fn done, void *owner);
+void spill_set_forget(struct spill_set *set, spill_place place);
+/** spill_set_flush() - of all stores; the first error of any. Return: 0; -EAGAIN; -ENODEV: none serves. */
+int spill_set_flush(struct spill_set *set, spill_done_fn done, void *owner);
+/** spill_set_drop() - in all stores. -ENODEV: one is down or missing, and what is in it would come back. done() once. */
+int spill_set_drop(struct spill_set *set, uint64_t ns_id, spill_done_fn done, void *owner);
+/** spill_set_scrub_rate() - of all stores together */
+void spill_set_scrub_rate(struct spill_set *set, uint64_t bytes_per_s);
+uint64_t spill_set_scrub_now(struct spill_set *set, uint64_t bytes_per_s);
+bool spill_set_telling_damage(const struct spill_set *set);
+int spill_set_fd(const struct spill_set *set);
+unsigned spill_set_reap(struct spill_set *set);
+unsigned spill_set_wait(struct spill_set *set, uint64_t deadline_ns);
+void spill_set_tick(struct spill_set *set);
+
+/** spill_set_longest() - of the store that takes the longest */
+uint64_t spill_set_longest(const struct spill_set *set);
+/** spill_set_stalled() - every store that is up has let nothing end for @ns */
+bool spill_set_stalled(const struct spill_set *set, uint64_t ns);
+/** spill_set_hung() - may what is read from @place never come? */
+bool spill_set_hung(const struct spill_set *set, spill_place place);
+
+/** spill_set_stats() - all together; state UP: one at least takes writes */
+void spill_set_stats(const struct spill_set *set, struct spill_stats *stats);
+unsigned spill_set_n(const struct spill_set *set);
+/** spill_set_store_stats() - of store @i, as configured; one that was left out is DOWN, and its message says why */
+void spill_set_store_stats(const struct spill_set *set, unsigned i, struct spill_stats *stats);
+
+#endif

@@ -1,0 +1,202 @@
+/* test_daemon_stores.c - a daemon with several spill stores: kills, reboots, and a store that is not there */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <jansson.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "trial.h"
+
+#define STORES 3
+#define N 120
+
+struct several {
+	struct trial t;
+	char dirs[STORES][100], options[STORES][120];
+	struct kvp_key keys[N];
+};
+
+static void several_options(struct several *s, unsigned n)
+{
+	const char *options[24] = {"--pool", "2M", "--slab", "1M", "--free-percent", "0", "--heartbeat", "200"};
+
+	for (unsigned i = 0; i < n; i++) {
+		options[8 + 2 * i] = "--spill";
+		options[9 + 2 * i] = s->options[i];
+	}
+	assert_int_equal(host_start(&s->t.host, options), 0);
+}
+
+static int setup(void **state)
+{
+	struct several *s = calloc(1, sizeof(*s));
+
+	trial_given(&s->t, geteuid(), "2M", "64M");
+	for (unsigned i = 0; i < STORES; i++) {
+		snprintf(s->dirs[i], sizeof(s->dirs[i]), "%s/%u", s->t.spill, i);
+		snprintf(s->options[i], sizeof(s->options[i]), "%s:32M", s->dirs[i]);
+		assert_int_equal(mkdir(s->dirs[i], 0700), 0);
+	}
+	several_options(s, STORES);
+	trial_attach(&s->t);
+	for (unsigned k = 0; k < N; k++)
+		s->keys[k] = (struct kvp_key){.w = {k + 1, 0x5555}};
+	*state = s;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct several *s = *state;
+	bool good;
+
+	trial_detach(&s->t);
+	good = trial_end(&s->t);
+	free(s);
+	return good ? 0 : -1;
+}
+
+static void put_all(struct several *s, unsigned from, unsigned to)
+{
+	for (unsigned k = from; k < to; k++)
+		assert_int_equal(trial_put(s->t.ns, &s->keys[k], NULL, k, TRIAL_BLOCK), KVP_PUB_STORED);
+}
+
+/* Return: how many are there, each exactly as it was. */
+static unsigned get_all(struct several *s, unsigned n)
+{
+	unsigned there = 0;
+
+	for (unsigned k = 0; k < n; k++) {
+		int r = trial_get(s->t.ns, &s->keys[k], k, TRIAL_BLOCK);
+
+		assert_true(r >= 0);
+		there += r == 1;
+	}
+	return there;
+}
+
+/* What kvctl says of store @i. */
+static json_int_t store_says(struct several *s, unsigned i, const char *name, char state[32])
+{
+	static char out[262144];
+	const json_t *value, *store;
+	json_int_t n;
+	json_t *json;
+
+	assert_int_equal(TRIAL_KVCTL(&s->t, out, sizeof(out), "stats", "--json"), 0);
+	json = json_loads(out, 0, NULL);
+	store = json_array_get(json_object_get(json_object_get(json, "spill"), "stores"), i);
+	assert_non_null(store);
+	snprintf(state, 32, "%s", json_string_value(json_object_get(store, "state")));
+	value = json_object_get(store, name);
+	assert_non_null(value);
+	n = json_integer_value(value);
+	json_decref(json);
+	return n;
+}
+
+static void what_does_not_fit_is_spread_over_all_stores_and_comes_back_after_a_kill_and_a_reboot(void **state)
+{
+	struct several *s = *state;
+	char says[32];
+
+	put_all(s, 0, N);
+	assert_int_equal(get_all(s, N), N);
+	for (unsigned i = 0; i < STORES; i++) {
+		assert_true(store_says(s, i, "live_records", says) > 10);
+		assert_string_equal(says, "up");
+	}
+	assert_int_equal(TRIAL_KVCTL(&s->t, NULL, 0, "drain"), 0);
+	trial_detach(&s->t);
+	host_kill(&s->t.host);
+	assert_int_equal(host_start(&s->t.host, NULL), 0);
+	trial_attach(&s->t);
+	assert_int_equal(get_all(s, N), N);
+	trial_reboot(&s->t);
+	assert_int_equal(get_all(s, N), N);
+	assert_int_equal(TRIAL_KVCTL(&s->t, NULL, 0, "check"), 0);
+}
+
+static void with_a_store_missing_the_rest_is_served_under_the_old_keys_whichever_it_is(void **state)
+{
+	struct several *s = *state;
+	char away[110], says[32];
+
+	put_all(s, 0, N);
+	for (unsigned i = 0; i < STORES; i++) {
+		unsigned there;
+
+		assert_int_equal(TRIAL_KVCTL(&s->t, NULL, 0, "drain"), 0);
+		trial_detach(&s->t);
+		assert_int_equal(host_stop(&s->t.host), 0);
+		trial_memory_gone(&s->t);
+		snprintf(away, sizeof(away), "%s.away", s->dirs[i]);
+		assert_int_equal(rename(s->dirs[i], away), 0);
+		assert_int_equal(host_start(&s->t.host, NULL), 0);
+		assert_true(host_logged(&s->t.host, "is missing, and the others serve without it", 1000));
+		trial_attach(&s->t); /* the namespace is known by what lies beside the others */
+		there = get_all(s, N);
+		assert_in_range(there, N / 3, N - 10);
+		assert_int_equal(store_says(s, i, "errno", says), ENOENT);
+		assert_string_equal(says, "DOWN");
+		assert_true(store_says(s, i, "since", says) > 0);
+		trial_detach(&s->t);
+		assert_int_equal(host_stop(&s->t.host), 0);
+		trial_memory_gone(&s->t);
+		assert_int_equal(rename(away, s->dirs[i]), 0);
+		assert_int_equal(host_start(&s->t.host, NULL), 0);
+		trial_attach(&s->t);
+		assert_int_equal(get_all(s, N), N);
+	}
+}
+
+static void a_store_more_and_a_store_less_are_taken_at_the_next_start(void **state)
+{
+	struct several *s = *state;
+	unsigned there;
+
+	trial_detach(&s->t);
+	assert_int_equal(host_stop(&s->t.host), 0);
+	several_options(s, 2);
+	trial_attach(&s->t);
+	put_all(s, 0, N / 2);
+	trial_reboot(&s->t);
+	trial_detach(&s->t);
+	assert_int_equal(host_stop(&s->t.host), 0);
+	several_options(s, 3);
+	trial_attach(&s->t);
+	assert_int_equal(get_all(s, N / 2), N / 2);
+	put_all(s, N / 2, N);
+	trial_reboot(&s->t);
+	assert_int_equal(get_all(s, N), N);
+	trial_detach(&s->t);
+	assert_int_equal(host_stop(&s->t.host), 0);
+	trial_memory_gone(&s->t);
+	several_options(s, 1);
+	trial_attach(&s->t);
+	there = get_all(s, N);
+	assert_in_range(there, 20, N - 20);
+}
+
+#define SEVERAL(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		SEVERAL(what_does_not_fit_is_spread_over_all_stores_and_comes_back_after_a_kill_and_a_reboot),
+		SEVERAL(with_a_store_missing_the_rest_is_served_under_the_old_keys_whichever_it_is),
+		SEVERAL(a_store_more_and_a_store_less_are_taken_at_the_next_start),
+	};
+
+	signal(SIGPIPE, SIG_IGN);
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
