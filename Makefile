@@ -192,6 +192,10 @@ $(BUILD)/kvbench-%: $(BUILD)/obj/tests/bench/%.o $(CLIENT_A)
 $(BUILD)/kvbench-quality: $(BUILD)/obj/tests/bench/quality.o $(BUILD)/obj/kvengine.a $(CLIENT_A)
 	$(call note,LD,$@)
 	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o %.a,$^) $(ENGINE_LIBS) $(ATTN_LIBS) -o $@
+# by itself: peers are looked for when it runs
+$(BUILD)/kvbench-attn: $(BUILD)/obj/tests/bench/attn.o $(BUILD)/libkvattn.a
+	$(call note,LD,$@)
+	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o %.a,$^) $(ATTN_LIBS) -o $@
 PEERS_HERE := $(if $(wildcard /usr/include/lmdb.h),$(if $(wildcard /usr/include/hiredis/hiredis.h),yes))
 $(BUILD)/obj/tests/bench/%.o: ALL_CFLAGS += -I/usr/include/hiredis
 
@@ -283,9 +287,10 @@ bench: deps-bench ## kvctl bench: pin, publish, share, spill and attention, besi
 	$(sub) all $(BENCHES)
 	@tests/bench/run $(BUILD)
 
-bench-attn: deps-build ## kvctl bench attn: attention beside the machine's read ceiling
-	$(sub) all
-	@$(BUILD)/kvctl bench attn --self && echo "bench-attn: ok"
+bench-attn: deps-build ## attention beside the machine's read ceiling, sgemm and itself (TOKENS=32768)
+	$(sub) all $(BUILD)/kvbench-attn
+	@$(BUILD)/kvctl bench attn --self
+	@$(BUILD)/kvbench-attn $(TOKENS)
 
 .PHONY: bench-quality
 bench-quality: deps-build ## what each type of K and V, and attention to a part of the keys, costs in quality

@@ -589,26 +589,49 @@ TARGET static void rows_weigh(
 
 /* ---- Mass ---- */
 
-/* A tile's part of a head's mass, in the order of its scores, taken out or put back. */
-static void mass_move(
-	const struct attn_part *part, const struct tile *tile, bool by_position, float *mass, float *held, bool back)
+/* The mass of subtile @s's keys, in the order of their scores, taken out or put back. */
+static void sub_mass_move(const struct attn_part *part, const struct sub *sub, uint32_t s, bool by_position,
+	float *mass, float *held, bool back)
 {
-	for (uint32_t i = 0; i < ATTN_TILE; i++) {
-		const struct sub *sub = &tile->sub[score_stream(i, by_position)];
-		const uint32_t token = score_token(i, by_position);
-		const int64_t pos = sub->pos + token;
-		const struct attn_run *run = part->runs + sub->run;
+	const struct attn_run *run = part->runs + sub->run;
+	const uint32_t first = by_position ? s * SUB_TOKENS : s, step = by_position ? 1 : STREAMS;
+
+	for (uint32_t t = 0; t < SUB_TOKENS; t++) {
+		const int64_t pos = sub->pos + t;
+		float *key;
 
 		if (!back)
-			held[i] = 0;
-		if (!(sub->present >> token & 1))
+			held[first + t * step] = 0;
+		if (!(sub->present >> t & 1))
 			continue;
 		while (run->pos + run->n <= pos)
 			run++;
+		key = mass + run->key + (uint64_t)(pos - run->pos);
 		if (back)
-			mass[run->key + (uint64_t)(pos - run->pos)] = held[i];
+			*key = held[first + t * step];
 		else
-			held[i] = mass[run->key + (uint64_t)(pos - run->pos)];
+			held[first + t * step] = *key;
+	}
+}
+
+static void mass_move(
+	const struct attn_part *part, const struct tile *tile, bool by_position, float *mass, float *held, bool back)
+{
+	for (uint32_t s = 0; s < STREAMS; s++) {
+		const struct sub *sub = &tile->sub[s];
+		const struct attn_run *run = part->runs + sub->run;
+		float *keys;
+
+		if (!by_position || sub->present != (1u << SUB_TOKENS) - 1 ||
+			run->pos + run->n < sub->pos + SUB_TOKENS) {
+			sub_mass_move(part, sub, s, by_position, mass, held, back);
+			continue;
+		}
+		keys = mass + run->key + (uint64_t)(sub->pos - run->pos);
+		if (back)
+			memcpy(keys, held + s * SUB_TOKENS, SUB_TOKENS * sizeof(float));
+		else
+			memcpy(held + s * SUB_TOKENS, keys, SUB_TOKENS * sizeof(float));
 	}
 }
 

@@ -6,8 +6,11 @@
  * 32 query heads, 8 KV heads of 128.  The machine's memory speed drifts, so each decode is bracketed by two plain reads
  * of its pool (four sequential streams a thread, as many threads, no arithmetic) and the ratio to their mean is what counts; medians over
  * repetitions.
+ * Rows that compare two kinds of work take turns between them and compare processor times, the best of each, so that other
+ * work on the machine shows less.  Prefill stands beside OpenBLAS's sgemm where that is installed.
  * A row: name=value pairs.  Last line: "bench-attn: ok rows=<n>".
  */
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -38,6 +41,29 @@ static double now_s(void)
 
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* The caller's processor time: of work on this thread alone. */
+static double cpu_s(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* That of all threads, those that have ended too. */
+static double cpu_all_s(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static double lesser(double a, double b)
+{
+	return a < b ? a : b;
 }
 
 static uint64_t noise_state = 88172645463325252u;
@@ -188,7 +214,9 @@ static void pool_close(struct pool *pool)
 	free(pool->shuffled);
 }
 
-static double attend_s(const struct pool *pool, const void *const *blocks, uint32_t n_q, uint32_t n_threads)
+/* Seconds by @clock; @mass: [KV_HEADS][tokens] or NULL. */
+static double attend_by(double (*clock)(void), const struct pool *pool, const void *const *blocks, uint32_t n_q,
+	uint32_t n_threads, float *mass)
 {
 	static float q[PREFILL * Q_HEADS * DIM], out[PREFILL * Q_HEADS * DIM];
 	struct kvattn_seq seq = {
@@ -199,6 +227,7 @@ static double attend_s(const struct pool *pool, const void *const *blocks, uint3
 		.out = out,
 		.n_q = n_q,
 		.causal = 1,
+		.mass = mass,
 	};
 	struct kvattn_opts opts;
 	double start;
@@ -207,10 +236,15 @@ static double attend_s(const struct pool *pool, const void *const *blocks, uint3
 		q[i] = noise_float();
 	kvattn_opts_init(&opts, Q_HEADS);
 	opts.n_threads = n_threads;
-	start = now_s();
+	start = clock();
 	if (kvattn_attend(&pool->geom, &seq, 1, &opts) < 0)
 		exit(2);
-	return now_s() - start;
+	return clock() - start;
+}
+
+static double attend_s(const struct pool *pool, const void *const *blocks, uint32_t n_q, uint32_t n_threads)
+{
+	return attend_by(now_s, pool, blocks, n_q, n_threads, NULL);
 }
 
 static void decode_row(
@@ -259,12 +293,12 @@ static uint32_t decode_rows(const char *type_name, uint32_t type, uint64_t token
 	return rows;
 }
 
-/* Eight sequences over the same blocks beside one of them. */
+/* Eight sequences over the same blocks beside one of them: work of all threads together. */
 static void shared_row(const char *type_name, uint32_t type, uint64_t tokens, uint32_t n_threads, uint32_t reps)
 {
 	enum { N = 8 };
 	static float q[N][Q_HEADS * DIM], out[N][Q_HEADS * DIM];
-	double one[REPS_MAX], all[REPS_MAX];
+	double one = 1e9, all = 1e9;
 	struct kvattn_seq seqs[N];
 	struct kvattn_opts opts;
 	struct pool pool;
@@ -284,34 +318,225 @@ static void shared_row(const char *type_name, uint32_t type, uint64_t tokens, ui
 			.causal = 1};
 	}
 	for (uint32_t i = 0; i < reps; i++) {
-		double start = now_s();
+		double start = cpu_all_s();
 
 		if (kvattn_attend(&pool.geom, seqs, 1, &opts) < 0)
 			exit(2);
-		one[i] = now_s() - start;
-		start = now_s();
+		one = lesser(one, cpu_all_s() - start);
+		start = cpu_all_s();
 		if (kvattn_attend(&pool.geom, seqs, N, &opts) < 0)
 			exit(2);
-		all[i] = now_s() - start;
+		all = lesser(all, cpu_all_s() - start);
 	}
-	printf("shared type=%s layout=tiled sequences=%u threads=%u one_ms=%.2f all_ms=%.2f ratio=%.2f\n", type_name, N,
-		n_threads, median(one, reps) * 1e3, median(all, reps) * 1e3, median(all, reps) / median(one, reps));
+	printf("shared type=%s layout=tiled sequences=%u threads=%u one_cpu_ms=%.2f all_cpu_ms=%.2f ratio=%.2f\n",
+		type_name, N, n_threads, one * 1e3, all * 1e3, all / one);
 	fflush(stdout);
 	pool_close(&pool);
 }
 
+/* ---- What each type and each step costs, as a share of a decode step in f16 ---- */
+
+static const struct {
+	const char *name;
+	uint32_t type;
+} types[] = {{"f16", KVATTN_F16}, {"bf16", KVATTN_BF16}, {"f32", KVATTN_F32}, {"fp8", KVATTN_FP8_E4M3},
+	{"i8", KVATTN_I8}, {"i4", KVATTN_I4}};
+#define N_TYPES (sizeof(types) / sizeof(types[0]))
+
+static uint32_t type_rows(uint64_t tokens, uint32_t reps)
+{
+	struct pool pools[N_TYPES];
+	double best[N_TYPES], with_mass = 1e9;
+	float *mass = calloc(tokens, KV_HEADS * sizeof(float));
+
+	if (!mass)
+		exit(2);
+	for (size_t i = 0; i < N_TYPES; i++) {
+		pool_open(&pools[i], types[i].type, 64, TILED, tokens);
+		best[i] = 1e9;
+	}
+	for (uint32_t r = 0; r < reps; r++) {
+		for (size_t i = 0; i < N_TYPES; i++)
+			best[i] = lesser(best[i], attend_by(cpu_s, &pools[i], pools[i].in_order, 1, 1, NULL));
+		with_mass = lesser(with_mass, attend_by(cpu_s, &pools[0], pools[0].in_order, 1, 1, mass));
+	}
+	for (size_t i = 0; i < N_TYPES; i++) {
+		printf("time type=%s layout=tiled block=64 threads=1 cpu_ms=%.3f of_f16=%.2f bytes_of_f16=%.2f\n",
+			types[i].name, best[i] * 1e3, best[i] / best[0],
+			(double)pools[i].total / (double)pools[0].total);
+		pool_close(&pools[i]);
+	}
+	printf("time type=f16 mass=yes layout=tiled block=64 threads=1 cpu_ms=%.3f of_f16=%.2f\n", with_mass * 1e3,
+		with_mass / best[0]);
+	fflush(stdout);
+	free(mass);
+	return N_TYPES + 1;
+}
+
+static void step_row(const char *what, double took_s, double bytes, double decode_s)
+{
+	printf("step what=%s cpu_us=%.1f GBps=%.2f of_decode=%.4f\n", what, took_s * 1e6, bytes / took_s * 1e-9,
+		took_s / decode_s);
+	fflush(stdout);
+}
+
+/* A block of f16 to another type, as when it is published a second time or goes cold. */
+static void convert_row(const struct pool *from, const char *name, uint32_t type, uint32_t reps, double decode_s)
+{
+	double best = 1e9;
+	struct pool to;
+	char what[32];
+
+	pool_open(&to, type, 64, TILED, 64);
+	for (uint32_t r = 0; r < reps; r++) {
+		const double start = cpu_s();
+
+		if (kvattn_convert(&from->geom, from->bytes, &to.geom, to.bytes, 64) < 0)
+			exit(2);
+		best = lesser(best, cpu_s() - start);
+	}
+	pool_close(&to);
+	snprintf(what, sizeof(what), "convert-block-f16-%s", name);
+	step_row(what, best, (double)from->block_bytes, decode_s);
+}
+
+/* One summary of all blocks: what is timed is how many bytes are read and scored. */
+static void select_row(const struct pool *pool, const float *summary, uint32_t reps, double decode_s)
+{
+	static float q[Q_HEADS * DIM];
+	const uint64_t n = pool->n_blocks;
+	const float **summaries = calloc(n, sizeof(*summaries));
+	uint64_t *blocks = calloc(n * KV_HEADS, sizeof(*blocks));
+	struct kvattn_select ask = {.size = sizeof(ask),
+		.n_q_heads = Q_HEADS,
+		.q = q,
+		.summaries = summaries,
+		.n_blocks = n,
+		.n_select = (n + 7) / 8};
+	double best = 1e9;
+
+	if (!summaries || !blocks)
+		exit(2);
+	for (uint32_t i = 0; i < Q_HEADS * DIM; i++)
+		q[i] = noise_float();
+	for (uint64_t b = 0; b < n; b++)
+		summaries[b] = summary;
+	for (uint32_t r = 0; r < reps; r++) {
+		const double start = cpu_s();
+
+		if (kvattn_select(&pool->geom, &ask, blocks) < 0)
+			exit(2);
+		best = lesser(best, cpu_s() - start);
+	}
+	step_row("select-an-eighth", best, (double)n * (double)kvattn_summary_bytes(&pool->geom), decode_s);
+	free(summaries);
+	free(blocks);
+}
+
+static uint32_t step_rows(uint64_t tokens, uint32_t reps)
+{
+	double decode = 1e9, put = 1e9, summarise = 1e9;
+	struct pool pool;
+	float *rows, *summary;
+
+	pool_open(&pool, KVATTN_F16, 64, TILED, tokens);
+	rows = calloc((size_t)64 * KV_HEADS * DIM, sizeof(float));
+	summary = malloc(kvattn_summary_bytes(&pool.geom));
+	if (!rows || !summary)
+		exit(2);
+	for (uint32_t r = 0; r < reps; r++) {
+		double start;
+
+		decode = lesser(decode, attend_by(cpu_s, &pool, pool.in_order, 1, 1, NULL));
+		start = cpu_s();
+		if (kvattn_summarise(&pool.geom, pool.bytes, 64, summary) < 0)
+			exit(2);
+		summarise = lesser(summarise, cpu_s() - start);
+		start = cpu_s();
+		if (kvattn_put(&pool.geom, pool.bytes, 0, 64, rows, 0, rows, 0) < 0)
+			exit(2);
+		put = lesser(put, cpu_s() - start);
+	}
+	step_row("put-block-f16", put, (double)pool.block_bytes, decode);
+	step_row("summarise-block", summarise, (double)pool.block_bytes / 2, decode);
+	convert_row(&pool, "i8", KVATTN_I8, reps, decode);
+	convert_row(&pool, "i4", KVATTN_I4, reps, decode);
+	select_row(&pool, summary, reps, decode);
+	free(rows);
+	free(summary);
+	pool_close(&pool);
+	return 5;
+}
+
+/* ---- Prefill beside OpenBLAS ---- */
+
+#define SGEMM_SIZE 1024
+
+typedef void (*sgemm_fn)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
+	const float *b, int ldb, float beta, float *c, int ldc);
+
+/* NULL: not installed.  Said to be newer than it takes itself for, it uses the kernel this processor deserves. */
+static sgemm_fn sgemm_open(void)
+{
+	void (*set_threads)(int), *library;
+	const char *(*core)(void);
+	sgemm_fn sgemm;
+
+#if defined(__x86_64__)
+	if (__builtin_cpu_supports("avx512f"))
+		setenv("OPENBLAS_CORETYPE", "SKYLAKEX", 1);
+	else if (__builtin_cpu_supports("avx2"))
+		setenv("OPENBLAS_CORETYPE", "HASWELL", 1);
+#endif
+	library = dlopen("libopenblas.so.0", RTLD_NOW);
+	if (!library) {
+		printf("skip what=sgemm reason=\"OpenBLAS is not installed (libopenblas0)\"\n");
+		return NULL;
+	}
+	sgemm = (sgemm_fn)dlsym(library, "cblas_sgemm");
+	set_threads = (void (*)(int))dlsym(library, "openblas_set_num_threads");
+	core = (const char *(*)(void))dlsym(library, "openblas_get_corename");
+	if (!sgemm || !set_threads || !core) {
+		printf("skip what=sgemm reason=\"libopenblas.so.0 has not what is asked of it\"\n");
+		return NULL;
+	}
+	set_threads(1);
+	printf("sgemm kernel=%s\n", core());
+	return sgemm;
+}
+
+static double sgemm_gflops(sgemm_fn sgemm)
+{
+	static float a[SGEMM_SIZE * SGEMM_SIZE], b[SGEMM_SIZE * SGEMM_SIZE], c[SGEMM_SIZE * SGEMM_SIZE];
+	double start;
+
+	for (size_t i = 0; a[0] == 0 && i < SGEMM_SIZE * SGEMM_SIZE; i++)
+		a[i] = b[i] = noise_float();
+	start = cpu_s();
+	sgemm(101, 111, 111, SGEMM_SIZE, SGEMM_SIZE, SGEMM_SIZE, 1, a, SGEMM_SIZE, b, SGEMM_SIZE, 0, c, SGEMM_SIZE);
+	return 2.0 * SGEMM_SIZE * SGEMM_SIZE * SGEMM_SIZE / (cpu_s() - start) * 1e-9;
+}
+
 /* 512 causal queries at the end of 4608 keys: the multiplications that are not masked, two operations each. */
-static void prefill_row(const char *type_name, uint32_t type, enum order order, uint32_t reps)
+static void prefill_row(const char *type_name, uint32_t type, enum order order, uint32_t reps, sgemm_fn sgemm)
 {
 	const double keys = 4096.0 * PREFILL + PREFILL * (PREFILL + 1) / 2.0;
+	double rate = 0, peak = 0;
 	struct pool pool;
-	double rate[REPS_MAX];
 
 	pool_open(&pool, type, 64, order, 4096 + PREFILL);
-	for (uint32_t i = 0; i < reps; i++)
-		rate[i] = keys * Q_HEADS * DIM * 4 / attend_s(&pool, pool.in_order, PREFILL, 1) * 1e-9;
-	printf("prefill type=%s layout=%s queries=%u keys=%u threads=1 GFLOPs=%.1f\n", type_name, order_names[order],
-		PREFILL, 4096 + PREFILL, median(rate, reps));
+	for (uint32_t i = 0; i < reps; i++) {
+		const double took = attend_by(cpu_s, &pool, pool.in_order, PREFILL, 1, NULL);
+		const double now = sgemm ? sgemm_gflops(sgemm) : 0;
+
+		rate = -lesser(-rate, -keys * Q_HEADS * DIM * 4 / took * 1e-9);
+		peak = -lesser(-peak, -now);
+	}
+	printf("prefill type=%s layout=%s queries=%u keys=%u threads=1 GFLOPs=%.1f", type_name, order_names[order],
+		PREFILL, 4096 + PREFILL, rate);
+	if (sgemm)
+		printf(" sgemm=%.1f ratio=%.2f", peak, rate / peak);
+	printf("\n");
 	fflush(stdout);
 	pool_close(&pool);
 }
@@ -321,23 +546,24 @@ int main(int argc, char **argv)
 	const uint64_t tokens = argc > 1 ? strtoull(argv[1], NULL, 10) : 32768;
 	const uint32_t reps = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 7;
 	uint32_t rows = 0;
+	sgemm_fn sgemm;
 
 	if (tokens < 64 || tokens % 64 || tokens > 1u << 24 || reps < 1 || reps > REPS_MAX) {
 		fprintf(stderr, "usage: kvbench-attn [tokens: a multiple of 64] [repetitions: 1..%u]\n", REPS_MAX);
 		return 2;
 	}
 	printf("isa=%s tokens=%llu repetitions=%u\n", kvattn_isa_name(), (unsigned long long)tokens, reps);
-	rows += decode_rows("f16", KVATTN_F16, tokens, reps);
-	rows += decode_rows("bf16", KVATTN_BF16, tokens, reps);
-	rows += decode_rows("f32", KVATTN_F32, tokens, reps);
-	rows += decode_rows("fp8", KVATTN_FP8_E4M3, tokens, reps);
-	rows += decode_rows("i8", KVATTN_I8, tokens, reps);
-	rows += decode_rows("i4", KVATTN_I4, tokens, reps);
+	for (size_t i = 0; i < N_TYPES; i++)
+		rows += decode_rows(types[i].name, types[i].type, tokens, reps);
+	rows += type_rows(tokens, reps);
+	rows += step_rows(tokens, reps);
 	for (uint32_t threads = 1; threads <= THREADS_MAX; threads++, rows++)
 		shared_row("f16", KVATTN_F16, tokens, threads, reps);
-	for (enum order order = HND; order <= TILED; order += TILED, rows += 2) {
-		prefill_row("f16", KVATTN_F16, order, reps);
-		prefill_row("f32", KVATTN_F32, order, reps);
+	sgemm = sgemm_open();
+	for (enum order order = HND; order <= TILED; order += TILED, rows += 3) {
+		prefill_row("f16", KVATTN_F16, order, reps, sgemm);
+		prefill_row("f32", KVATTN_F32, order, reps, sgemm);
+		prefill_row("bf16", KVATTN_BF16, order, reps, sgemm);
 	}
 	printf("bench-attn: ok rows=%u\n", rows);
 	return 0;
