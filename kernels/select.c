@@ -49,25 +49,33 @@ int kvattn_summarise(const struct kvattn_geom *geom, const void *block, uint32_t
 	return 0;
 }
 
-/* The most a key of the block can score against @q; NaN counts as the most there is, so that nothing is lost by it. */
+/* The most a key of the block can score against @q; NaN counts as the most there is, so that nothing is lost by it.
+ * Vectors of four that every processor has. */
 static float bound(const float *q, const float *least, const float *most, uint32_t dim)
 {
-	float sum[LANES] = {0}, total = 0;
+	typedef float four __attribute__((vector_size(16), may_alias, aligned(4)));
+	typedef int32_t mask __attribute__((vector_size(16)));
+	four sum[LANES / 4] = {{0}};
+	float total = 0;
 	uint32_t d = 0;
 
 	for (; d + LANES <= dim; d += LANES)
-		for (uint32_t i = 0; i < LANES; i++) { /* as many as vectors have, which compilers then use */
-			const float a = q[d + i] * least[d + i], b = q[d + i] * most[d + i];
+		for (uint32_t i = 0; i < LANES / 4; i++) {
+			const uint32_t at = d + 4 * i;
+			const four by = *(const four *)(const void *)(q + at);
+			const four a = by * *(const four *)(const void *)(least + at);
+			const four b = by * *(const four *)(const void *)(most + at);
+			const mask more = a > b;
 
-			sum[i] += a > b ? a : b;
+			sum[i] += (four)(((mask)a & more) | ((mask)b & ~more));
 		}
 	for (; d < dim; d++) {
 		const float a = q[d] * least[d], b = q[d] * most[d];
 
-		sum[d % LANES] += a > b ? a : b;
+		sum[d % LANES / 4][d % 4] += a > b ? a : b;
 	}
 	for (uint32_t i = 0; i < LANES; i++)
-		total += sum[i];
+		total += sum[i / 4][i % 4];
 	return isnan(total) ? INFINITY : total;
 }
 
