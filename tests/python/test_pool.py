@@ -218,9 +218,10 @@ def _sessions(daemon, n, seconds=10):
         time.sleep(0.05)
 
 
-def _child(ns, client, view, answers):
+def _child(ns, client, view, block, answers):
     seen = []
-    for call in (lambda: ns.get(b"\1" * 16), lambda: client.ping(1), lambda: ns.reserve(1)):
+    for call in (lambda: ns.get(b"\1" * 16), lambda: client.ping(1), lambda: ns.reserve(1), lambda: view.data,
+                 lambda: view.lost, lambda: block.data):
         try:
             call()
             seen.append(0)
@@ -235,9 +236,10 @@ def test_a_forked_child_is_detached_and_takes_nothing_of_its_parents(daemon, cli
     view = ns.get(ns.key("a"))
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
-    child = context.Process(target=_child, args=(ns, client, view, answers))
+    block = ns.reserve(1, timeout=5)[0]
+    child = context.Process(target=_child, args=(ns, client, view, block, answers))
     child.start()
-    assert answers.get(timeout=30) == [errno.ENOTCONN] * 3
+    assert answers.get(timeout=30) == [errno.ENOTCONN] * 6
     child.join(30)
     assert child.exitcode == 0
     assert bytes(view.data) == b"x" * 64 and not view.lost
@@ -273,6 +275,32 @@ time.sleep(60)
     finally:
         os.killpg(process.pid, 9)
         process.wait()
+
+
+def test_the_example_of_the_readme_finds_in_its_second_run_what_its_first_one_stored(daemon, tmp_path):
+    readme = open(os.path.join(os.path.dirname(os.path.dirname(kvpool.__file__)), "README.md")).read()
+    program = readme.split("```python\n")[1].split("```")[0]
+    environment = dict(os.environ, KVPOOL_SOCKET=daemon.socket,
+                       PYTHONPATH=os.path.dirname(os.path.dirname(kvpool.__file__)))
+
+    def run():
+        return subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True).stdout
+
+    environment["KVPOOL_SOCKET"] = str(tmp_path / "nobody")
+    assert run() == ""
+    environment["KVPOOL_SOCKET"] = daemon.socket
+    assert run() == "" and run() == "4 b'KVKV'\n" * 4
+
+
+def test_private_blocks_are_always_given_and_never_published(client, ns, tmp_path):
+    with kvpool.Client(str(tmp_path / "nobody"), connect_timeout=0.1) as alone:
+        other = alone.namespace("m", kvpool.Descriptor.opaque("test/1", 4096, 16))
+        assert other.reserve(3) == []
+        blocks = other.reserve(3, private=True)
+        assert len(blocks) == 3
+        blocks[0].data[:2] = b"ab"
+        assert other.publish([(other.key("a"), blocks[0], 2)]) == [kvpool.PublishResult.REJECTED]
+        assert bytes(blocks[0].data[:2]) == b"ab"
 
 
 def test_importing_it_needs_no_numpy_and_no_torch():

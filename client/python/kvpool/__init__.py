@@ -10,8 +10,8 @@
 With no daemon everything works and nothing is found: a miss is an answer, never an exception.
 """
 from ._api import (Block, Client, Completion, Counts, Descriptor, Error, Hit, Key, Layout, MissReason, Namespace,
-                   PublishResult, Queue, State, Status, Type, View)
+                   PublishResult, Queue, Sequence, State, Status, Type, View)
 
 __all__ = ["Block", "Client", "Completion", "Counts", "Descriptor", "Error", "Hit", "Key", "Layout", "MissReason",
-           "Namespace", "PublishResult", "Queue", "State", "Status", "Type", "View"]
+           "Namespace", "PublishResult", "Queue", "Sequence", "State", "Status", "Type", "View"]
 __version__ = "0.1.0"

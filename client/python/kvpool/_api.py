@@ -6,7 +6,8 @@ ever unmapped under an array that is still in use.
 
 Threads.  A client and its namespaces may be used from any thread; waits let other Python threads run.  After a fork
 (multiprocessing) the child's objects are dead: calls raise ``Error`` with ``errno.ENOTCONN``, and its exit lets go of nothing that is
-the parent's.
+the parent's.  The pool's memory is not mapped in the child: an array or a memoryview that was taken before the fork must not be
+touched there (it ends the process), as little as any pointer.
 """
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ import os
 import sys
 import threading
 import time
-from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, List, NamedTuple, Optional, Tuple, Union
+from typing import Sequence as SequenceOf
 
 from . import _lib
 from ._buffer import Memory, token_memory
@@ -114,6 +116,17 @@ class Completion(NamedTuple):
         return all(status == Status.DONE for status in self.statuses)
 
 
+_forks = 0  # how often this process was made by a fork, as far as it can be told
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def _check(result: int, client: Any = None) -> int:
     if result < 0:
         text = _pool.kvp_error(client).decode(errors="replace")
@@ -126,7 +139,7 @@ def _deadline(timeout: float) -> int:
     return time.monotonic_ns() + int(timeout * 1e9) if timeout > 0 else 0
 
 
-def _keys(keys: Sequence[Key]) -> Any:
+def _keys(keys: SequenceOf[Key]) -> Any:
     joined = b"".join(keys)
     if len(joined) != _KEY_BYTES * len(keys):
         raise ValueError("a key is 16 bytes: namespace.key(...) makes one of anything")
@@ -278,7 +291,7 @@ class Client:
         return Queue(_Handle(handle.value, _pool.kvp_queue_close, self._handle))
 
     def close(self) -> None:
-        """Let go: the session ends with the last view, block, queue and namespace of it."""
+        """Let go: what was made of it goes on until it is let go itself; the session ends with the last of these."""
         if self._handle is not None:
             self._handle.let_go()
         self._handle = None
@@ -342,20 +355,20 @@ class Namespace:
 
     # ---- find ----
 
-    def match(self, keys: Sequence[Key]) -> int:
+    def match(self, keys: SequenceOf[Key]) -> int:
         """How many leading blocks exist; pins, reads and touches nothing."""
         raw = _keys(keys)
         part = _lib.MatchPart(ns=self._raw, keys=raw)
         return _check(_pool.kvp_match(part, 1, len(keys), 0, None))
 
-    def states(self, keys: Sequence[Key]) -> List[Hit]:
+    def states(self, keys: SequenceOf[Key]) -> List[Hit]:
         """Where each of the blocks is, past the first miss too."""
         raw, states = _keys(keys), (c.c_uint8 * len(keys))()
         part = _lib.MatchPart(ns=self._raw, keys=raw)
         _check(_pool.kvp_match(part, 1, len(keys), 2, states))
         return [Hit(state) for state in states]
 
-    def acquire(self, keys: Sequence[Key], timeout: float = 0) -> List["View"]:
+    def acquire(self, keys: SequenceOf[Key], timeout: float = 0) -> List["View"]:
         """Pin the leading blocks that are there, waiting ``timeout`` seconds for those in the spill store."""
         raw, views = _keys(keys), (_lib.View * len(keys))()
         count = _check(_pool.kvp_acquire(self._raw, raw, len(keys), 0, _deadline(timeout), views))
@@ -366,17 +379,28 @@ class Namespace:
         views = self.acquire([key], timeout)
         return views[0] if views else None
 
-    def prefetch(self, keys: Sequence[Key]) -> int:
+    def prefetch(self, keys: SequenceOf[Key]) -> int:
         """Start reads of spilled blocks. Return: reads started or under way; 0 with no daemon."""
         result = _pool.kvp_prefetch(self._raw, _keys(keys), len(keys))
         return 0 if result == -errno.ENOTCONN else _check(result)
 
+    def sequence(self, *, salt: bytes = b"", extra: bytes = b"", window: int = 0, sinks: int = 0) -> "Sequence":
+        """A token sequence with its K and V in blocks (not OPAQUE); see struct kvp_seq_opts in kvpool.h."""
+        opts = _lib.SeqOpts(size=c.sizeof(_lib.SeqOpts), n_salt=len(salt), salt=salt or None, extra=extra or None,
+                            n_extra=len(extra), window=window, sinks=sinks)
+        handle = c.c_void_p()
+        _check(_pool.kvp_seq_open(self._raw, opts, handle))
+        return Sequence(_Handle(handle.value, _pool.kvp_seq_close, self._handle), self)
+
     # ---- write ----
 
-    def reserve(self, n: int = 1, timeout: float = 0) -> List["Block"]:
-        """Up to ``n`` blocks to store into; fewer is normal."""
+    def reserve(self, n: int = 1, timeout: float = 0, private: bool = False) -> List["Block"]:
+        """Up to ``n`` blocks to store into; fewer is normal, none with no daemon.
+
+        ``private``: always ``n``, the rest in memory of this process's own: of use to compute in, refused when published.
+        """
         refs = (_lib.BlockRef * n)()
-        count = _check(_pool.kvp_reserve(self._raw, n, 0, _deadline(timeout), refs))
+        count = _check(_pool.kvp_reserve(self._raw, n, 1 if private else 0, _deadline(timeout), refs))
         return [Block(self, refs[i]) for i in range(count)]
 
     def publish(self, items: Iterable[Tuple]) -> List[PublishResult]:
@@ -428,7 +452,13 @@ class _Pin:
     """One hold on a block, let go with the last reference: views and the buffers taken from them."""
 
     def __init__(self, raw: _lib.View, ns: _Handle):
-        self.raw, self._ns = _lib.View.from_buffer_copy(raw), ns.use()
+        self.raw, self._ns, self._born = _lib.View.from_buffer_copy(raw), ns.use(), _forks
+
+    def check(self) -> "_Pin":
+        if self._born != _forks:
+            raise Error(errno.ENOTCONN, "this view is of the process this one was forked from, whose memory is not here: "
+                                        "open a client of your own")
+        return self
 
     def __del__(self, release=_pool.kvp_release):
         release(self.raw, 1)
@@ -452,7 +482,7 @@ class View:
     def _held(self) -> _Pin:
         if self._pin is None:
             raise ValueError("this view was released")
-        return self._pin
+        return self._pin.check()
 
     @property
     def address(self) -> int:
@@ -500,7 +530,7 @@ class _Grant:
     """The right to store into one block; given back with the last reference, if it is not used up."""
 
     def __init__(self, ref: _lib.BlockRef, ns: _Handle):
-        self.ref, self._ns = _lib.BlockRef.from_buffer_copy(ref), ns.use()
+        self.ref, self._ns, self.born = _lib.BlockRef.from_buffer_copy(ref), ns.use(), _forks
 
     def __del__(self, abandon=_pool.kvp_abandon):
         abandon(self.ref, 1)
@@ -520,6 +550,9 @@ class Block:
     def _ref(self) -> _lib.BlockRef:
         if not self._grant.ref.data:
             raise ValueError("this block was published or given back")
+        if self._grant.born != _forks:
+            raise Error(errno.ENOTCONN, "this block is of the process this one was forked from, whose memory is not here: "
+                                        "open a client of your own")
         return self._grant.ref
 
     @property
@@ -548,6 +581,76 @@ class Block:
             _pool.kvp_abandon(self._grant.ref, 1)
 
 
+class SequenceStats(NamedTuple):
+    lost: int
+    tokens: int
+    reused_ram: int
+    reused_spill: int
+    published: int
+    private_blocks: int
+    copied_bytes: int
+    restored: int
+
+
+class Sequence:
+    """A token sequence whose K and V lie in blocks: match once, then append, store rows, attend, commit.
+
+    ``kvpool.attention`` stores into it and attends over it.  For one thread at a time.
+    """
+
+    def __init__(self, handle: _Handle, ns: Namespace):
+        self._handle: Optional[_Handle] = handle
+        self.ns = ns
+
+    @property
+    def _raw(self) -> int:
+        if self._handle is None:
+            raise ValueError("this sequence is closed")
+        return self._handle.value
+
+    def match(self, tokens: Any, timeout: float = 0) -> int:
+        """Take over the blocks of the longest known prefix; the first call on it. Return: tokens that need no computing."""
+        memory, address, n = token_memory(tokens)
+        result = _check(_pool.kvp_seq_match(self._raw, address, n, _deadline(timeout)))
+        del memory
+        return result
+
+    def append(self, tokens: Any) -> int:
+        """Room for the K and V of more tokens. Return: the new length."""
+        memory, address, n = token_memory(tokens)
+        result = _check(_pool.kvp_seq_append(self._raw, address, n))
+        del memory
+        return result
+
+    def __len__(self) -> int:
+        return _pool.kvp_seq_length(self._raw)
+
+    def commit(self, n: int) -> int:
+        """K and V of the tokens before ``n`` are stored in all layers: publish the full blocks. Return: blocks published so far."""
+        return _check(_pool.kvp_seq_commit(self._raw, n))
+
+    def truncate(self, n: int) -> None:
+        """Keep the first ``n`` tokens."""
+        _check(_pool.kvp_seq_truncate(self._raw, n))
+
+    def stats(self) -> SequenceStats:
+        raw = _lib.SeqStats(size=c.sizeof(_lib.SeqStats))
+        _check(_pool.kvp_seq_stats(self._raw, raw))
+        return SequenceStats(*(getattr(raw, field) for field in SequenceStats._fields))
+
+    def close(self) -> None:
+        """Let go; what was published stays in the pool."""
+        if self._handle is not None:
+            self._handle.let_go()
+        self._handle = None
+
+    def __enter__(self) -> "Sequence":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
 class Queue:
     """Batches in the background, to and from the caller's own buffers; made by ``Client.queue()``."""
 
@@ -568,8 +671,8 @@ class Queue:
         """Readable while completions wait: for select, poll and asyncio's add_reader()."""
         return _check(_pool.kvp_queue_fd(self._raw))
 
-    def _submit(self, ns: Namespace, op: int, keys: Sequence[Key], parts: Optional[Sequence],
-                parents: Optional[Sequence[Optional[Key]]], timeout: float) -> int:
+    def _submit(self, ns: Namespace, op: int, keys: SequenceOf[Key], parts: Optional[SequenceOf],
+                parents: Optional[SequenceOf[Optional[Key]]], timeout: float) -> int:
         raw_keys, ios, alive = _keys(keys), (_lib.Io * len(keys))(), []
         if parts is not None and len(parts) != len(keys):
             raise ValueError(f"{len(keys)} keys and buffers for {len(parts)}")
@@ -598,16 +701,16 @@ class Queue:
         ns.drop()
         return ios, op
 
-    def get(self, ns: Namespace, keys: Sequence[Key], buffers: Sequence, timeout: float = 0) -> int:
+    def get(self, ns: Namespace, keys: SequenceOf[Key], buffers: SequenceOf, timeout: float = 0) -> int:
         """Copy blocks into ``buffers``: for each key a writable buffer, or a list of them. Return: the batch's tag."""
         return self._submit(ns, self._GET, keys, buffers, None, timeout)
 
-    def put(self, ns: Namespace, keys: Sequence[Key], buffers: Sequence,
-            parents: Optional[Sequence[Optional[Key]]] = None, timeout: float = 0) -> int:
+    def put(self, ns: Namespace, keys: SequenceOf[Key], buffers: SequenceOf,
+            parents: Optional[SequenceOf[Optional[Key]]] = None, timeout: float = 0) -> int:
         """Store blocks out of ``buffers``; what is there already is not copied again."""
         return self._submit(ns, self._PUT, keys, buffers, parents, timeout)
 
-    def exists(self, ns: Namespace, keys: Sequence[Key]) -> int:
+    def exists(self, ns: Namespace, keys: SequenceOf[Key]) -> int:
         return self._submit(ns, self._EXISTS, keys, None, None, 0)
 
     def poll(self, timeout: float = 0, most: int = 64) -> List[Completion]:

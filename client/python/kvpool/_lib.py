@@ -99,6 +99,24 @@ class QueueOpts(c.Structure):
     _fields_ = [("size", c.c_uint32), ("n_threads", c.c_uint32)]
 
 
+class Table(c.Structure):
+    """struct kvattn_table"""
+
+    _fields_ = [("blocks", c.POINTER(PTR)), ("block_pos", c.POINTER(c.c_uint64)), ("n_blocks", c.c_uint64),
+                ("n_tokens", c.c_uint64)]
+
+
+class SeqOpts(c.Structure):
+    _fields_ = [("size", c.c_uint32), ("n_salt", c.c_uint32), ("salt", c.c_char_p), ("extra", c.c_char_p),
+                ("n_extra", c.c_uint32), ("window", c.c_uint32), ("sinks", c.c_uint32), ("hint", c.c_uint32),
+                ("summaries", PTR), ("kernels", PTR), ("resident_blocks", c.c_uint64)]
+
+
+class SeqStats(c.Structure):
+    _fields_ = [("size", c.c_uint32), ("lost", c.c_uint32)] + [(name, c.c_uint64) for name in (
+        "tokens", "reused_ram", "reused_spill", "published", "private_blocks", "copied_bytes", "restored")]
+
+
 class Geom(c.Structure):
     _fields_ = [(name, c.c_uint32) for name in (
         "size", "layout", "type_k", "type_v", "n_kv_heads", "dim_k", "dim_v", "block_tokens")] + [
@@ -135,6 +153,16 @@ _POOL = {
     "kvp_reserve": (c.c_int64, [PTR, c.c_uint32, c.c_uint32, c.c_uint64, c.POINTER(BlockRef)]),
     "kvp_publish": (c.c_int64, [PTR, c.POINTER(PublishItem), c.c_uint32, c.POINTER(c.c_uint8)]),
     "kvp_abandon": (None, [c.POINTER(BlockRef), c.c_uint32]),
+    "kvp_seq_open": (c.c_int, [PTR, c.POINTER(SeqOpts), c.POINTER(PTR)]),
+    "kvp_seq_match": (c.c_int64, [PTR, PTR, c.c_uint64, c.c_uint64]),
+    "kvp_seq_append": (c.c_int64, [PTR, PTR, c.c_uint64]),
+    "kvp_seq_length": (c.c_uint64, [PTR]),
+    "kvp_seq_block": (PTR, [PTR, c.c_uint64, c.POINTER(c.c_uint32)]),
+    "kvp_seq_table": (c.c_int, [PTR, c.POINTER(Table)]),
+    "kvp_seq_commit": (c.c_int64, [PTR, c.c_uint64]),
+    "kvp_seq_truncate": (c.c_int, [PTR, c.c_uint64]),
+    "kvp_seq_stats": (c.c_int, [PTR, c.POINTER(SeqStats)]),
+    "kvp_seq_close": (c.c_int, [PTR]),
     "kvp_queue_open": (c.c_int, [PTR, c.POINTER(QueueOpts), c.POINTER(PTR)]),
     "kvp_queue_close": (None, [PTR]),
     "kvp_queue_fd": (c.c_int, [PTR]),

@@ -7,23 +7,19 @@ from __future__ import annotations
 import ctypes as c
 import math
 import os
-from typing import Any, Optional, Sequence
+from typing import Any, Optional, Union
+from typing import Sequence as SequenceOf
 
 from . import _lib
-from ._api import Error, Namespace, View
+from ._api import Error, Namespace, Sequence, View
 from ._buffer import Memory
 
 
-class _Table(c.Structure):
-    _fields_ = [("blocks", c.POINTER(c.c_void_p)), ("block_pos", c.POINTER(c.c_uint64)), ("n_blocks", c.c_uint64),
-                ("n_tokens", c.c_uint64)]
-
-
 class _Seq(c.Structure):
-    _fields_ = [("table", _Table), ("q", c.c_void_p), ("out", c.c_void_p), ("lse", c.c_void_p),
+    _fields_ = [("table", _lib.Table), ("q", c.c_void_p), ("out", c.c_void_p), ("lse", c.c_void_p),
                 ("q_stride", c.c_uint64), ("out_stride", c.c_uint64), ("n_q", c.c_uint64), ("q_end", c.c_uint64),
                 ("scale", c.c_void_p), ("causal", c.c_uint32), ("reserved0", c.c_uint32), ("tree", c.c_void_p),
-                ("reserved", c.c_uint64 * 3)]
+                ("mass", c.c_void_p), ("mass_stride", c.c_uint64), ("reserved", c.c_uint64 * 1)]
 
 
 class _Opts(c.Structure):
@@ -72,20 +68,44 @@ def put(ns: Namespace, layer: int, block: Any, first_token: int, k: Any, v: Any)
         raise Error(-result, f"put of {n} tokens at {first_token}: {os.strerror(-result)}")
 
 
-def attend(ns: Namespace, layer: int, q: Any, blocks: Sequence[View], n_tokens: int, out: Any, *, n_q_heads: int,
-           causal: bool = True, scale: Optional[float] = None, window: int = 0, sink_tokens: int = 0,
+def put_sequence(seq: Sequence, layer: int, first: int, k: Any, v: Any) -> None:
+    """Store float32 rows [tokens][kv_heads][dim] of K and V of a sequence's tokens from position ``first`` on."""
+    geom, k, v = geometry(seq.ns, layer), Memory(k, False), Memory(v, False)
+    row_k, row_v = geom.n_kv_heads * geom.dim_k, geom.n_kv_heads * geom.dim_v
+    n = k.length // (4 * row_k)
+    at_k, at_v = _floats(k, n * row_k, "k"), _floats(v, n * row_v, "v")
+    done, index = 0, c.c_uint32()
+    while done < n:
+        block = _lib.pool.kvp_seq_block(seq._raw, first + done, index)
+        if not block:
+            raise ValueError(f"token {first + done} cannot be stored into: append it first, and before it is committed")
+        some = min(n - done, geom.block_tokens - index.value)
+        result = _attn.kvattn_put(geom, block, index.value, some, at_k + 4 * done * row_k, 0, at_v + 4 * done * row_v, 0)
+        if result < 0:
+            raise Error(-result, f"put of {some} tokens at {first + done}: {os.strerror(-result)}")
+        done += some
+
+
+def attend(ns: Namespace, layer: int, q: Any, blocks: Union[Sequence, SequenceOf[View]], n_tokens: int, out: Any, *,
+           n_q_heads: int, causal: bool = True, scale: Optional[float] = None, window: int = 0, sink_tokens: int = 0,
            softcap: float = 0, threads: int = 0) -> None:
-    """Attention of query rows over the first ``n_tokens`` of ``blocks``.
+    """Attention of query rows over the first ``n_tokens`` of ``blocks``: views in order, or a sequence.
 
     ``q``: float32 [rows][n_q_heads][dim_k]; ``out``: writable float32 [rows][n_q_heads][dim_v].  Causal rows are the last
     keys.  ``threads``: 0: the caller's, -1: one for each CPU.
     """
     geom, q, out = geometry(ns, layer), Memory(q, False), Memory(out, True)
     rows = q.length // (4 * n_q_heads * geom.dim_k)
-    pointers = (c.c_void_p * max(1, len(blocks)))(*(block.address for block in blocks))
-    seq = _Seq(table=_Table(blocks=pointers, n_blocks=len(blocks), n_tokens=n_tokens),
-               q=_floats(q, rows * n_q_heads * geom.dim_k, "q"), out=_floats(out, rows * n_q_heads * geom.dim_v, "out"),
-               n_q=rows, causal=causal)
+    if isinstance(blocks, Sequence):
+        table = _lib.Table()
+        if _lib.pool.kvp_seq_table(blocks._raw, table) < 0 or n_tokens > table.n_tokens:
+            raise ValueError(f"n_tokens: {n_tokens}, the sequence has {table.n_tokens}")
+        table.n_tokens = n_tokens
+    else:
+        pointers = (c.c_void_p * max(1, len(blocks)))(*(block.address for block in blocks))
+        table = _lib.Table(blocks=pointers, n_blocks=len(blocks), n_tokens=n_tokens)
+    seq = _Seq(table=table, q=_floats(q, rows * n_q_heads * geom.dim_k, "q"),
+               out=_floats(out, rows * n_q_heads * geom.dim_v, "out"), n_q=rows, causal=causal)
     opts = _Opts()
     _attn.kvattn_opts_init(opts, n_q_heads)
     opts.scale = math.nan if scale is None else scale
@@ -93,4 +113,4 @@ def attend(ns: Namespace, layer: int, q: Any, blocks: Sequence[View], n_tokens: 
     opts.n_threads = _AUTO if threads < 0 else threads
     result = _attn.kvattn_attend(geom, seq, 1, opts)
     if result < 0:
-        raise Error(-result, f"attention of {rows} rows over {n_tokens} tokens in {len(blocks)} blocks: {os.strerror(-result)}")
+        raise Error(-result, f"attention of {rows} rows over {n_tokens} tokens: {os.strerror(-result)}")
