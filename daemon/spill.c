@@ -265,12 +265,11 @@ static void read_done(struct io_op *op, int64_t res)
 		spill->stats.read_bytes += (uint64_t)res;
 	}
 	if (res == -ENODATA || (res >= 0 && !t->right)) { /* ENODATA: the file has been cut */
-		spill->stats.damaged++;
+		health_damaged(spill, t->segment, &spill->segments[t->segment].records[t->index]);
 		segment_drop(spill, t->segment, t->index, true);
 		res = -EBADMSG;
 	} else if (res < 0) {
-		spill->stats.read_errors++;
-		spill->health.last_errno = (int)-res;
+		health_unread(spill, t->segment, &spill->segments[t->segment].records[t->index], (int)-res);
 	}
 	spill->segments[t->segment].n_readers--;
 	transfer_end(t, res < 0 ? (int)res : 0, t->place);

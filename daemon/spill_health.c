@@ -1,5 +1,5 @@
 /*
- * spill_health.c - what fails, what is set aside for it, and how it comes back
+ * spill_health.c - what fails and is damaged, and says so; what is set aside for it, and how it comes back
  *
  * A failed write or flush, or 5 s in which no transfer ended, takes the store down: no more writes until a probe write at a place of its own has gone
  * through, tried after 1 s, then twice as long each time, 30 s at most.  The same when a look at the file, every 2 s,
@@ -98,6 +98,27 @@ void health_flush_failed(struct spill *spill, int err)
 	log_limited(&spill->health.limit, LOG_LEVEL_WARN,
 		"spill store %s: flush failed: %s (errno %d); what was written since the last one is dropped",
 		spill->file.path, strerror(err), err);
+}
+
+void health_damaged(struct spill *spill, uint32_t i, const struct record *record)
+{
+	spill->stats.damaged++;
+	log_limited(&spill->health.read_limit, LOG_LEVEL_WARN,
+		"spill store %s: the record at byte %" PRIu64
+		" is not what was written there: its block is a miss from now on (%" PRIu64
+		" such records since the start); look at that disk, and at who else writes to the file: kvctl store verify reads all of it",
+		spill->file.path, segment_off(spill, i) + (uint64_t)record->page * SPILL_PAGE, spill->stats.damaged);
+}
+
+void health_unread(struct spill *spill, uint32_t i, const struct record *record, int err)
+{
+	spill->stats.read_errors++;
+	spill->health.last_errno = err;
+	log_limited(&spill->health.read_limit, LOG_LEVEL_WARN,
+		"spill store %s: cannot read the record at byte %" PRIu64 ": %s (errno %d; %" PRIu64
+		" such reads since the start); look at that disk",
+		spill->file.path, segment_off(spill, i) + (uint64_t)record->page * SPILL_PAGE, strerror(err), err,
+		spill->stats.read_errors);
 }
 
 static uint64_t health_bytes(const struct spill *spill)

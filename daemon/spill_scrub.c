@@ -49,14 +49,13 @@ static void scrub_done(struct io_op *op, int64_t res)
 	if (record->state != RECORD_LIVE) {
 		/* forgotten meanwhile */
 	} else if (res == -ENODATA || (res >= 0 && !scrub->right)) {
-		spill->stats.damaged++;
+		health_damaged(spill, scrub->segment, record);
 		spill->stats.scrub_damaged++;
 		spill->telling_damage = true;
 		segment_drop(spill, scrub->segment, scrub->index, true);
 		spill->telling_damage = false;
 	} else if (res < 0) {
-		spill->stats.read_errors++;
-		spill->health.last_errno = (int)-res;
+		health_unread(spill, scrub->segment, record, (int)-res);
 	}
 	spill->stats.scrub_bytes += op->iov[0].iov_len;
 	scrub->index++;

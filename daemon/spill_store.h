@@ -146,7 +146,7 @@ struct health {
 	bool hung; /* operations are under way, and none has ended for HUNG_NS */
 	bool short_of_room; /* the file system gives less than the capacity; said once, until it gives again */
 	struct probe probe;
-	struct log_limit limit;
+	struct log_limit limit, read_limit; /* of writes and flushes; of reads */
 };
 
 /** health_failed() - a transfer of @i failed: the segment is set aside, the store goes down */
@@ -159,6 +159,10 @@ void health_full(struct spill *spill, int err);
  *  changes */
 void health_no_room(struct spill *spill, int err);
 void health_room(struct spill *spill);
+/** health_damaged() - @record of @i was read, and is not what was written: counted and said, for the caller to drop */
+void health_damaged(struct spill *spill, uint32_t i, const struct record *record);
+/** health_unread() - the device would not give @record of @i */
+void health_unread(struct spill *spill, uint32_t i, const struct record *record, int err);
 void health_tick(struct spill *spill);
 
 /* ---- spill_recover.c ---- */

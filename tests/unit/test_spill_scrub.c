@@ -73,6 +73,29 @@ static void a_scrub_finds_the_damaged_record_and_no_other(void **state)
 	assert_true(store_adds_up(f));
 }
 
+/* A thousand of them are no thousand lines; the store is named, and how many there are. */
+static void damage_is_logged_whether_a_reader_or_a_scrub_finds_it(void **state)
+{
+	struct fixture *f = *state;
+	struct log_catch caught;
+	char name[160];
+
+	assert_int_equal(flush(f), 0);
+	for (unsigned k = 10; k < 20; k++)
+		damage(f, k);
+	snprintf(name, sizeof(name), "spill store %s: the record at byte", f->path);
+	caught = log_catch();
+	assert_int_equal(get(f, 10), -EBADMSG);
+	assert_int_equal(log_lines(&caught, name), 1);
+	caught = log_catch();
+	f->spill->health.read_limit.next_ns = 0;
+	spill_scrub_now(f->spill, 1000 * MIB);
+	wait_for_pass(f);
+	assert_in_range(log_lines(&caught, name), 1, 9);
+	assert_int_equal(stats_of(f).damaged, 10);
+	assert_int_equal(log_lines(&caught, "kvctl store verify"), log_lines(&caught, name));
+}
+
 static void a_scrub_reads_no_more_than_its_rate(void **state)
 {
 	struct fixture *f = *state;
@@ -190,6 +213,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		WITH(a_scrub_finds_the_damaged_record_and_no_other),
+		WITH(damage_is_logged_whether_a_reader_or_a_scrub_finds_it),
 		WITH(a_scrub_reads_no_more_than_its_rate),
 		WITH(the_first_pass_waits_until_the_start_is_over),
 		WITH(a_segment_that_is_read_for_a_scrub_is_not_reused),
