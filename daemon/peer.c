@@ -293,6 +293,16 @@ static bool body_fits(size_t bytes, size_t head, uint64_t n, size_t item, uint32
 	return bytes >= head && n <= most && bytes == head + n * item;
 }
 
+/* An engine that runs without the pool says so to its own users at most: whoever looks after the host is told here. */
+static void client_refused(struct daemon *d, uid_t uid, pid_t pid, const char *why)
+{
+	static struct log_limit limit;
+
+	gauge_add(&d->pool.stats->counters.connections_refused, 1);
+	log_limited(&limit, LOG_LEVEL_WARN, "client of uid %u, pid %d is refused, it runs without the pool: %s",
+		(unsigned)uid, (int)pid, why);
+}
+
 static void on_hello(struct peer *peer, const struct kvp_msg *msg, const void *body, size_t n)
 {
 	struct kvp_wire_hello hello;
@@ -313,10 +323,12 @@ static void on_hello(struct peer *peer, const struct kvp_msg *msg, const void *b
 	memset(&hello, 0, sizeof(hello));
 	memcpy(&hello, body, n);
 	if (hello.major != KVP_WIRE_MAJOR || hello.layout_major != KVP_LAYOUT_MAJOR || n != sizeof(hello)) {
-		peer_refuse(peer, msg->type, msg->id, KVP_EVERSION,
+		snprintf(reason, sizeof(reason),
 			"this kvpoold speaks wire %u.%u and layout %u.%u, the client %u.%u and %u.%u: use the library of the daemon's major version",
 			KVP_WIRE_MAJOR, KVP_WIRE_MINOR, KVP_LAYOUT_MAJOR, KVP_LAYOUT_MINOR, hello.major, hello.minor,
 			hello.layout_major, hello.layout_minor);
+		client_refused(peer->d, peer->uid, peer->pid, reason);
+		peer_refuse(peer, msg->type, msg->id, KVP_EVERSION, "%s", reason);
 		return;
 	}
 	if (peer->session) {
@@ -331,7 +343,7 @@ static void on_hello(struct peer *peer, const struct kvp_msg *msg, const void *b
 		r = session_open(peer->d, peer, &hello, &s, reason);
 	if (r < 0) {
 		if (r != -KVP_EGONE && r != -KVP_ESTALE) /* no descriptor and no room too */
-			gauge_add(&pool->stats->counters.connections_refused, 1);
+			client_refused(peer->d, peer->uid, peer->pid, reason);
 		peer_refuse(peer, msg->type, msg->id, -r, "%s",
 			r == -KVP_EGONE	   ? "the session is of another pool"
 			: r == -KVP_ESTALE ? "there is no such session any more"
@@ -344,8 +356,10 @@ static void on_hello(struct peer *peer, const struct kvp_msg *msg, const void *b
 	fds[0] = shm_reopen_ro(pool->header_fd);
 	fds[1] = s->fd;
 	if (fds[0] < 0) {
-		peer_refuse(
-			peer, msg->type, msg->id, KVP_EQUOTA, "the daemon has no descriptor left: raise LimitNOFILE");
+		const char *why = "the daemon has no descriptor left: raise LimitNOFILE";
+
+		client_refused(peer->d, peer->uid, peer->pid, why);
+		peer_refuse(peer, msg->type, msg->id, KVP_EQUOTA, "%s", why);
 		session_end(s, "no descriptor left for it");
 		return;
 	}
@@ -882,21 +896,23 @@ static __attribute__((format(printf, 4, 5))) void connection_refuse(
 		struct kvp_msg msg;
 		char text[256];
 	} packet = {.msg = {.magic = KVP_WIRE_MAGIC, .type = KVP_MSG_HELLO | KVP_MSG_REPLY, .status = -error}};
+	struct ucred cred = {.uid = OVERFLOW_UID};
+	socklen_t n = sizeof(cred);
 	va_list args;
 
 	va_start(args, format);
 	vsnprintf(packet.text, sizeof(packet.text), format, args);
 	va_end(args);
+	getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &n);
+	client_refused(d, cred.uid, cred.pid, packet.text);
 	packet.msg.bytes = (uint32_t)(sizeof(packet.msg) + strlen(packet.text));
 	if (send(fd, &packet, packet.msg.bytes, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
 		log_debug("a connection that is refused was not told why: %s", strerror(errno));
 	close(fd);
-	gauge_add(&d->pool.stats->counters.connections_refused, 1);
 }
 
 static void listener_accept_one(struct listener *listener, int fd)
 {
-	static struct log_limit limit;
 	struct daemon *d = listener->d;
 	/* operators get in when clients have taken all there is */
 	struct peer *peer = d->n_peers < 2 * d->config.max_clients || listener->admin ? calloc(1, sizeof(*peer)) : NULL;
@@ -920,7 +936,6 @@ static void listener_accept_one(struct listener *listener, int fd)
 				  : r == -EDQUOT ? "it has as many as uid-max-clients allows: raise it"
 						 : strerror(-r);
 
-		log_limited(&limit, LOG_LEVEL_WARN, "a connection of uid %u is refused: %s", (unsigned)peer->uid, why);
 		connection_refuse(d, fd, r == -EPERM ? KVP_EACCES : KVP_EQUOTA, "a connection of uid %u: %s",
 			(unsigned)peer->uid, why);
 		free(peer->groups);

@@ -211,7 +211,9 @@ int session_open(
 	session_name(d, id, name);
 	fd = shm_make(name, session_bytes(d), (gid_t)-1);
 	if (fd < 0 || shm_reserve(fd, 0, KVP_SESSION_PINS_OFF) < 0) {
-		snprintf(reason, 256, "no room in " SHM_DIR " for a session object, or no descriptor left: %s",
+		snprintf(reason, 256,
+			"no room in " SHM_DIR
+			" for a session object, or no descriptor left: %s; make room there, or raise LimitNOFILE",
 			strerror(fd < 0 ? -fd : ENOSPC));
 		if (fd >= 0) {
 			close(fd);

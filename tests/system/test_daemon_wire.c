@@ -501,6 +501,37 @@ static void a_client_without_descriptors_gets_an_error_not_a_mapping(void **stat
 
 /* ---- limits of a uid ---- */
 
+/* Whoever looks after the host learns it from the log: who, and what to do. */
+static void logged_as_refused(const struct host *host, const char *cause)
+{
+	char line[300];
+
+	snprintf(line, sizeof(line),
+		"client of uid %u, pid %d is refused, it runs without the pool: ", (unsigned)geteuid(), (int)getpid());
+	assert_true(host_logged(host, line, 5000));
+	assert_true(host_logged(host, cause, 0));
+}
+
+static void an_engine_that_is_refused_is_in_the_log_with_who_it_is_and_the_way_out(void **state)
+{
+	static const char *const tight[] = {"--pool", "2M", "--slab", "1M", "--max-clients", "1", NULL};
+	struct host host;
+	struct wire w[3];
+
+	(void)state;
+	assert_int_equal(host_open(&host, geteuid()), 0);
+	assert_int_equal(host_start(&host, tight), 0);
+	assert_int_equal(wire_open(&w[0], host.socket), 0);
+	assert_int_equal(wire_open(&w[1], host.socket), -KVP_EQUOTA);
+	logged_as_refused(&host, "1 sessions are open: raise max-clients (1)");
+	wire_sleep_ms(1100); /* a line a second */
+	assert_true(wire_open(&w[2], host.socket) < 0); /* two connections there are, its own would be the third */
+	assert_true(host_logged(&host, "2 connections are open: raise max-clients (1)", 5000));
+	for (unsigned i = 0; i < 3; i++)
+		wire_close(&w[i]);
+	host_close(&host);
+}
+
 static void a_uid_at_its_limits_is_told_which_and_how_to_raise_it(void **state)
 {
 	static const char *const tight[] = {"--pool", "8M", "--slab", "1M", "--uid-max-clients", "3",
@@ -518,6 +549,7 @@ static void a_uid_at_its_limits_is_told_which_and_how_to_raise_it(void **state)
 	assert_int_equal(wire_open(&w[3], host.socket), -KVP_EQUOTA);
 	assert_non_null(strstr(w[3].text, "uid-max-clients (3)"));
 	assert_null(strstr(w[3].text, " max-clients")); /* only the one that is in the way */
+	logged_as_refused(&host, "uid-max-clients (3)");
 	wire_close(&w[3]);
 	assert_int_equal(wire_join(&w[0], &ns[0], "a", BLOCK), 0);
 	assert_int_equal(wire_join(&w[0], &ns[1], "b", BLOCK), 0);
@@ -585,6 +617,7 @@ int main(int argc, char **argv)
 		WITH_DAEMON(clients_that_ask_and_close_at_once_are_nothing_to_the_daemon),
 		cmocka_unit_test(with_no_descriptor_left_extras_are_refused_without_spinning),
 		WITH_DAEMON(a_client_without_descriptors_gets_an_error_not_a_mapping),
+		cmocka_unit_test(an_engine_that_is_refused_is_in_the_log_with_who_it_is_and_the_way_out),
 		cmocka_unit_test(a_uid_at_its_limits_is_told_which_and_how_to_raise_it),
 		cmocka_unit_test(who_holds_more_than_uid_max_pins_is_put_out),
 	};
