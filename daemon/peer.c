@@ -622,6 +622,28 @@ static void on_stage(struct peer *peer, const struct kvp_msg *msg, struct member
 	peer_answer(peer, msg->type, msg->id, 0, &staged, sizeof(staged), &member->stage->fd, 1);
 }
 
+/* What operators do to blocks and memory can be found in the log afterwards, and whose doing it was. */
+static void admin_log(const struct peer *peer, uint16_t type, const struct kvp_wire_admin *admin)
+{
+	const struct ns *ns = admin->ns_id ? ns_find(peer->d, admin->ns_id) : NULL;
+	char what[200] = "purge: all memory of the pool is given back", of[KVP_NAME_MAX + 40] = "all namespaces";
+
+	if (admin->ns_id)
+		snprintf(of, sizeof(of), "namespace %016" PRIx64 " (%s)", admin->ns_id,
+			ns ? ns->head->name : "not in memory");
+	if (type == KVP_MSG_DRAIN)
+		snprintf(what, sizeof(what), "drain of the pool to its store");
+	else if (type == KVP_MSG_STORE_DROP)
+		snprintf(what, sizeof(what), "store drop of %s: what the store holds of it is forgotten", of);
+	else if (type == KVP_MSG_STORE_SCRUB)
+		snprintf(what, sizeof(what), "scrub of the store");
+	else if (type == KVP_MSG_EVICT && admin->n == UINT64_MAX)
+		snprintf(what, sizeof(what), "evict of all blocks of %s", of);
+	else if (type == KVP_MSG_EVICT)
+		snprintf(what, sizeof(what), "evict of %" PRIu64 " blocks of %s", admin->n, of);
+	log_info("asked for by uid %u, pid %d: %s", (unsigned)peer->uid, (int)peer->pid, what);
+}
+
 static void on_admin(struct peer *peer, const struct kvp_msg *msg, const void *body, size_t n)
 {
 	struct kvp_wire_admin admin;
@@ -646,6 +668,7 @@ static void on_admin(struct peer *peer, const struct kvp_msg *msg, const void *b
 		return;
 	}
 	memcpy(&admin, body, sizeof(admin));
+	admin_log(peer, msg->type, &admin);
 	switch (msg->type) {
 	case KVP_MSG_DRAIN:
 		tier_drain(peer->d, peer, msg->id, admin.deadline_ns);
@@ -660,7 +683,6 @@ static void on_admin(struct peer *peer, const struct kvp_msg *msg, const void *b
 		tier_evict(peer->d, peer, msg->id, admin.ns_id, admin.n, admin.deadline_ns);
 		return;
 	default:
-		log_info("purge asked for by uid %u: all memory of the pool is given back", (unsigned)peer->uid);
 		peer->d->purge_at_end = true;
 		loop_stop(peer->d->loop);
 	}

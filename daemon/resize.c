@@ -168,8 +168,8 @@ void resize_ask(struct daemon *d, struct peer *peer, uint64_t msg_id, const char
 	}
 	gauge_set(&d->pool.stats->counters.given_back_bytes, 0); /* whatever was: this counts */
 	d->pool.stats->pressure_message[0] = 0;
-	log_info("resize asked for by uid %u: from %" PRIu64 " to %" PRIu64 " bytes", (unsigned)peer->uid, had,
-		d->budget_bytes);
+	log_info("asked for by uid %u, pid %d: resize from %" PRIu64 " to %" PRIu64 " bytes", (unsigned)peer->uid,
+		(int)peer->pid, had, d->budget_bytes);
 	r->peer = peer;
 	r->msg_id = msg_id;
 	r->active = r->growing = true;

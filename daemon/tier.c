@@ -246,6 +246,14 @@ static void job_answer_publish(struct job *job)
 	job_free(job);
 }
 
+/* The end of what an operator asked for: peer.c has told the beginning. */
+static void job_log_end(const char *what, const struct kvp_wire_admin_done *done)
+{
+	log_info("%s: %" PRIu64 " blocks done, %" PRIu64 " left%s%s%s", what, done->n_done, done->n_left,
+		done->late ? "; its deadline came first" : "", done->error ? ": " : "",
+		done->error ? strerror(done->error) : "");
+}
+
 static void job_answer_drain(struct job *job, bool late)
 {
 	struct kvp_wire_admin_done done = {.n_done = job->n_done,
@@ -255,6 +263,7 @@ static void job_answer_drain(struct job *job, bool late)
 		.late = late};
 
 	job->d->tier->drain = NULL;
+	job_log_end("drain", &done);
 	if (job->peer)
 		peer_answer(job->peer, KVP_MSG_DRAIN, job->id, 0, &done, sizeof(done), NULL, 0);
 	job_free(job);
@@ -271,6 +280,7 @@ static void job_answer_evict(struct job *job, bool late)
 		done.n_left = job->n_want - job->n_done;
 	job->d->tier->evict = NULL;
 	loop_timer_cancel(job->d->loop, &job->d->tier->evict_timer);
+	job_log_end("evict", &done);
 	if (job->peer)
 		peer_answer(job->peer, KVP_MSG_EVICT, job->id, 0, &done, sizeof(done), NULL, 0);
 	job_free(job);
@@ -283,6 +293,7 @@ static void job_answer_drop(struct job *job, bool late)
 
 	job->d->tier->drop = NULL;
 	loop_timer_cancel(job->d->loop, &job->d->tier->drop_timer);
+	job_log_end("store drop", &done);
 	if (job->peer)
 		peer_answer(job->peer, KVP_MSG_STORE_DROP, job->id, 0, &done, sizeof(done), NULL, 0);
 	job_free(job);

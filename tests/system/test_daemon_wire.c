@@ -82,6 +82,7 @@ static void another_major_version_is_refused_with_both_versions_named(void **sta
 	assert_int_equal(wire_call(&w, KVP_MSG_HELLO, &hello, sizeof(hello), &welcome, sizeof(welcome)), -KVP_EVERSION);
 	assert_non_null(strstr(w.text, "7.3"));
 	assert_non_null(strstr(w.text, "1.0"));
+	assert_true(host_logged(host, "is refused, it runs without the pool: this kvpoold speaks wire 1", 5000));
 	hello.major = KVP_WIRE_MAJOR;
 	hello.layout_major = KVP_LAYOUT_MAJOR + 1;
 	assert_int_equal(wire_call(&w, KVP_MSG_HELLO, &hello, sizeof(hello), &welcome, sizeof(welcome)), -KVP_EVERSION);

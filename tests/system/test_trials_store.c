@@ -244,6 +244,28 @@ static void a_running_daemon_forgets_one_namespace_for_good(void **state)
 	kvp_ns_close(other);
 }
 
+static void what_operators_do_is_in_the_log_with_who_did_it_and_what_came_of_it(void **state)
+{
+	struct trial *t = *state;
+	char who[64], line[200];
+	static const struct {
+		const char *act, *end;
+	} said[] = {{"drain of the pool to its store", "drain: 60 blocks done, 0 left"},
+		{"evict of all blocks of all namespaces", "evict: 60 blocks done, 0 left"},
+		{"scrub of the store", NULL}, {"store drop of all namespaces", "store drop: 60 blocks done, 0 left"}};
+
+	given_cold_blocks(t, N);
+	assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "store", "scrub", "--rate", "1G"), 0);
+	assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "store", "drop", "--yes"), 0);
+	snprintf(who, sizeof(who), "asked for by uid %u, pid ", (unsigned)geteuid());
+	assert_true(host_logged(&t->host, who, 0));
+	for (unsigned i = 0; i < sizeof(said) / sizeof(said[0]); i++) {
+		snprintf(line, sizeof(line), ": %s", said[i].act);
+		assert_true(host_logged(&t->host, line, 0));
+		assert_true(!said[i].end || host_logged(&t->host, said[i].end, 0));
+	}
+}
+
 static void blocks_in_memory_stay_when_the_store_is_dropped(void **state)
 {
 	struct trial *t = *state;
@@ -299,6 +321,7 @@ int main(void)
 		TEST(a_scrub_makes_damage_a_miss_before_it_is_asked_for),
 		TEST(drop_wants_a_yes),
 		TEST(a_running_daemon_forgets_one_namespace_for_good),
+		TEST(what_operators_do_is_in_the_log_with_who_did_it_and_what_came_of_it),
 		TEST(blocks_in_memory_stay_when_the_store_is_dropped),
 		TEST(a_stopped_store_is_dropped_and_a_served_one_is_not),
 		TEST(what_is_no_store_is_refused),
