@@ -23,8 +23,10 @@ int main(void)
 		return 1;
 	}
 	int64_t have = kvp_seq_match(seq, tokens, N, kvp_deadline_ms(1000)); /* these need not be computed */
-	if (have < 0 || kvp_seq_append(seq, tokens + have, N - have) < 0)
+	if (have < 0 || kvp_seq_append(seq, tokens + have, N - have) < 0) {
+		fprintf(stderr, "first: %s\n", kvp_error(client));
 		return 1;
+	}
 	for (uint64_t pos = have; pos < N; pos++)
 		for (uint32_t layer = 0; layer < 2; layer++)
 			for (int which = KVP_K; which <= KVP_V; which++) {
