@@ -111,6 +111,11 @@ void admin_complain(const char *what, const char *path, int error)
 			strerror(-error));
 	else if (error == -ETIMEDOUT)
 		complain("%s: no answer at %s in time: kvctl stats tells how the daemon does", what, path);
+	else if (error == -EAGAIN)
+		complain(
+			"%s: the daemon at %s did not take the request, nothing will come of it: kvctl stats tells how "
+			"the daemon does",
+			what, path);
 	else if (error == -ECONNRESET || error == -EPIPE)
 		complain("%s: the daemon closed %s: only root and the operators' group may use it; its log says why",
 			what, path);
@@ -153,7 +158,7 @@ int admin_ask(int fd, const char *what, uint16_t type, const void *ask, size_t a
 	char answer[4096];
 
 	if (sendmsg(fd, &msg, MSG_NOSIGNAL) < 0)
-		return errno == EAGAIN ? -ETIMEDOUT : -errno;
+		return -errno;
 	for (;;) {
 		uint64_t now = now_ns(), until = note_ns && note_ns < deadline_ns ? note_ns : deadline_ns;
 		struct pollfd wait = {.fd = fd, .events = POLLIN};
@@ -181,6 +186,20 @@ int admin_ask(int fd, const char *what, uint16_t type, const void *ask, size_t a
 	}
 }
 
+/* Without an answer it is not undone: the daemon reads it when it goes on, whether anybody waits or not. */
+static void admin_complain_stands(const char *what, uint16_t type)
+{
+	if (type == KVP_MSG_DRAIN || type == KVP_MSG_EVICT)
+		complain(
+			"%s: the request stands: when the daemon goes on it begins, and ends at once, its deadline over",
+			what);
+	else
+		complain(
+			"%s: the request stands: the daemon does it when it goes on; kill it, and start it anew, to have "
+			"it not done",
+			what);
+}
+
 int admin_do(const struct options *options, const char *admin, uint16_t type, void *ask, size_t ask_bytes,
 	uint64_t limit_ns, struct kvp_wire_admin_done *done)
 {
@@ -202,7 +221,9 @@ int admin_do(const struct options *options, const char *admin, uint16_t type, vo
 	close(fd);
 	if (r < 0)
 		admin_complain(options->command, path, r);
-	return !r ? 0 : r == -ETIMEDOUT ? KVCTL_DOWN : KVCTL_FAILED;
+	if (r == -ETIMEDOUT)
+		admin_complain_stands(options->command, type);
+	return !r ? 0 : r == -ETIMEDOUT || r == -EAGAIN ? KVCTL_DOWN : KVCTL_FAILED;
 }
 
 /* Why some is left, and what helps: more time only where time was short. */

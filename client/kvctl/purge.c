@@ -235,7 +235,7 @@ static int purge_by_daemon(
 		complain(
 			"purge: the daemon has the request and purges when it goes on; kill it, and purge again, to have it now");
 	if (r)
-		return r == -ETIMEDOUT ? KVCTL_DOWN : KVCTL_FAILED;
+		return r == -ETIMEDOUT || r == -EAGAIN ? KVCTL_DOWN : KVCTL_FAILED;
 	if (path[0] && !wait_until_gone(path, st.st_ino, deadline_ns)) {
 		complain("purge: the daemon has said yes, but %s is still there at the deadline: look with kvctl stats",
 			path);

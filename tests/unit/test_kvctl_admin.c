@@ -220,6 +220,11 @@ static void silence_ends_at_the_deadline(void **state)
 	assert_int_equal(run_here(f, "drain", "--deadline", "0.1"), 3);
 	assert_true(fake_now() - before < 3000000000u);
 	assert_says(f->err, "no answer");
+	assert_says(f->err, "the request stands: when the daemon goes on it begins");
+	server_stop(f, &server);
+	server = server_start(f, ANSWER_NONE, 0);
+	assert_int_equal(run_here(f, "store", "drop", "--yes", "--deadline", "0.1"), 3);
+	assert_says(f->err, "the request stands: the daemon does it when it goes on");
 	server_stop(f, &server);
 	server = server_start(f, ANSWER_NONE, 0);
 	before = fake_now();
