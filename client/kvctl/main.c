@@ -68,8 +68,9 @@ static const struct command commands[] = {
 		"  --context N     tokens of a context (8192)\n"
 		"  --heads N       query heads (those of K)\n"
 		"  --hidden N      width of the model; with it, or --params, the arithmetic of a step\n"
-		"  --params N      weights, e.g. 8G (else 12 x layers x hidden^2)\n"
-		"  --weight-bytes N  bytes of one weight (2)\n" JSON_HELP},
+		"  --params N      weights, e.g. 8B (else 12 x layers x hidden^2)\n"
+		"  --weight-bytes N  bytes of one weight (2)\n" JSON_HELP
+		"Sizes by 1024: 64G is 64 x 2^30 bytes. Numbers by 1000: 8B, or 8G, is 8 x 10^9.\n"},
 	{"bench", bench_command, "pin|publish|share|spill|attn|sparse [--json] [--self] [--pairs N] [--depth N]",
 		"measure beside yardsticks",
 		POOL_HELP JSON_HELP "  --self          start a daemon for it, and remove everything afterwards\n"

@@ -144,15 +144,25 @@ static void tier_print(const char *name, uint64_t bytes, const struct plan_tier 
 		quantity_count(d, context));
 }
 
+/* Of a block without anything added: neither alignment nor, TILED, tokens of a last tile that is not full. */
+static double nominal_bytes(const struct plan_input *in, const struct plan *plan)
+{
+	uint64_t tile = tiled_tokens((uint32_t)in->block_tokens);
+
+	if (in->layout != KVP_LAYOUT_TILED)
+		return (double)(plan->token_bytes * in->block_tokens);
+	return (double)plan->block_bytes * (double)in->block_tokens / (double)round_up(in->block_tokens, tile);
+}
+
 static void plan_print(const struct plan_input *in, const struct plan *plan)
 {
 	char a[QUANTITY_ROOM], b[QUANTITY_ROOM];
-	uint64_t nominal = plan->token_bytes * in->block_tokens;
+	double nominal = nominal_bytes(in, plan);
 
 	printf("token    %" PRIu64 " bytes (%s)\n", plan->token_bytes, quantity_bytes(a, plan->token_bytes));
 	printf("block    %" PRIu64 " tokens, %" PRIu64 " bytes (%s), padded to %" PRIu64 " (+%.2f %%)\n",
 		in->block_tokens, plan->block_bytes, quantity_bytes(a, plan->block_bytes), plan->block_stride,
-		100.0 * (double)(plan->block_stride - nominal) / (double)nominal);
+		100.0 * ((double)plan->block_stride - nominal) / nominal);
 	printf("context  %" PRIu64 " tokens, %" PRIu64 " blocks, %s\n", in->context, plan->context_blocks,
 		quantity_bytes(a, plan->context_bytes));
 	printf("slab     %s, %" PRIu64 " blocks\n", quantity_bytes(a, plan->slab_bytes), plan->slots_per_slab);

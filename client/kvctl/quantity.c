@@ -85,7 +85,9 @@ static int quantity_parse(const char *text, const char *units, uint64_t step, co
 	if (errno)
 		return -EINVAL;
 	if (*end) {
-		const char *unit = strchr(units, *end == 'K' ? 'k' : *end);
+		/* a model of 8B weights */
+		char letter = *end == 'K' ? 'k' : *end == 'B' && step == 1000 ? 'G' : *end;
+		const char *unit = strchr(units, letter);
 
 		if (!unit)
 			return -EINVAL;

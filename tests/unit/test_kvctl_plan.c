@@ -176,6 +176,21 @@ static void tiled_blocks_are_as_long_as_the_kernels_make_them(void **state)
 	}
 }
 
+static void a_tile_that_is_not_full_counts_as_padding(void **state)
+{
+	struct fake *f = *state;
+#define LLAMA "--layers", "32", "--kv-heads", "8", "--head-dim", "128", "--dtype", "f16", "--pool", "1G"
+
+	assert_int_equal(run(f, "plan", LLAMA, "--block-tokens", "17", "--layout", "tiled"), 0);
+	assert_says(f->out, "padded to 4194304 (+88.24 %)"); /* 17 tokens take two tiles of 16 */
+	assert_int_equal(run(f, "plan", LLAMA, "--block-tokens", "32", "--layout", "tiled"), 0);
+	assert_says(f->out, "padded to 4194304 (+0.00 %)");
+	assert_int_equal(run(f, "plan", LLAMA, "--block-tokens", "7", "--layout", "tiled"), 0);
+	assert_says(f->out, "padded to 917504 (+0.00 %)"); /* a tile as long as the block */
+	assert_int_equal(run(f, "plan", LLAMA, "--block-tokens", "17"), 0);
+	assert_says(f->out, "padded to 2228224 (+0.00 %)");
+}
+
 static void what_makes_no_sense_is_refused(void **state)
 {
 	struct fake *f = *state;
@@ -198,6 +213,18 @@ static void what_makes_no_sense_is_refused(void **state)
 	assert_int_equal(run(f, "plan", SHAPE, "--dtype", "f16", "--block-tokens", "-1", "--pool", "1G"), 2);
 	assert_int_equal(run(f, "plan", SHAPE, "--dtype", "f32", "--block-tokens", "100000", "--pool", "1M"), 1);
 	assert_says(f->err, "larger than the whole pool");
+}
+
+static void weights_are_counted_by_thousands_and_sizes_by_1024(void **state)
+{
+	struct fake *f = *state;
+	json_t *json;
+
+	assert_int_equal(run(f, "plan", LLAMA, "--block-tokens", "16", "--params", "8B", "--json"), 0);
+	json = parsed(f);
+	assert_int_equal(number(json, "params"), 8000000000);
+	json_decref(json);
+	assert_int_equal(run(f, "plan", LLAMA, "--block-tokens", "16", "--spill", "8B"), 2);
 }
 
 static void a_person_gets_lines(void **state)
@@ -250,7 +277,9 @@ int main(void)
 		test(slabs_are_cut_when_more_than_7_percent_lie_idle),
 		test(blocks_are_as_long_as_the_pool_makes_them),
 		test(tiled_blocks_are_as_long_as_the_kernels_make_them),
+		test(a_tile_that_is_not_full_counts_as_padding),
 		test(what_makes_no_sense_is_refused),
+		test(weights_are_counted_by_thousands_and_sizes_by_1024),
 		test(a_person_gets_lines),
 		test(the_manual_lists_every_counter),
 	};
