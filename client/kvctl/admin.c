@@ -285,7 +285,7 @@ static int evict_print(uint64_t asked, const struct kvp_wire_admin_done *done)
 	printf("evicted: %" PRIu64, done->n_done);
 	if (!all && done->n_done < asked)
 		printf(" of %" PRIu64, asked);
-	printf(" blocks");
+	printf(" block%s", (all || done->n_done >= asked ? done->n_done : asked) == 1 ? "" : "s");
 	if (done->late)
 		printf("; the deadline came first, %" PRIu64 " are left: evict again, with a longer --deadline",
 			done->n_left);

@@ -51,13 +51,13 @@ struct look {
 	json_t *stores;
 };
 
-/* The pool, if there is one: names of namespaces, and where the store is. */
+/* Names of namespaces, and where the store is. A path needs no pool: it is looked at only if one is named. */
 static int look_open(struct look *look)
 {
 	struct pool pool;
 	int r;
 
-	if (look->n_paths && !look->options->socket && !look->options->name && !getenv("KVPOOL_SOCKET"))
+	if (look->n_paths && !look->options->socket && !look->options->name)
 		return 0;
 	r = pool_find(&pool, look->options->socket, look->options->name);
 	if (!r)
@@ -157,9 +157,10 @@ static void list_print_ns(struct look *look)
 		table_cell(&table, "%s", quantity_count(text, look->ns[i].n_records));
 		table_cell(&table, "%s", quantity_bytes(text, look->ns[i].bytes));
 	}
-	if (look->n_ns)
+	if (look->n_ns) {
 		printf("\n");
-	table_print(&table, 0);
+		table_print(&table, 0);
+	}
 	if (look->n_more)
 		printf("and %" PRIu64 " records of further namespaces\n", look->n_more);
 }
@@ -361,7 +362,9 @@ static int drop_ns(struct look *look, const char *text, uint64_t *ns_id)
 	*ns_id = strtoull(text, &end, 16);
 	if (strlen(text) == 16 && !*end && *ns_id)
 		return 0;
-	complain("store: without the pool a namespace is known by its id alone, 16 digits: kvctl store list tells it");
+	complain(
+		"store: without the pool a namespace is known by its id alone, 16 digits: kvctl store list tells it; or "
+		"name the pool with --name");
 	return KVCTL_FAILED;
 }
 

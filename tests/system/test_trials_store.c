@@ -309,6 +309,37 @@ static void what_is_no_store_is_refused(void **state)
 	assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "store"), 2);
 }
 
+/* As a user whose environment names a pool that is not there. */
+static int store_by_path(const char *what, const char *path, char out[OUT])
+{
+	const char *build = getenv("BUILD");
+	char command[512];
+	FILE *pipe;
+	size_t n;
+
+	snprintf(command, sizeof(command), "KVPOOL_SOCKET=/nowhere/sock %s/kvctl store %s %s 2>&1",
+		build ? build : "build", what, path);
+	pipe = popen(command, "r");
+	assert_non_null(pipe);
+	n = fread(out, 1, OUT - 1, pipe);
+	out[n] = 0;
+	return WEXITSTATUS(pclose(pipe));
+}
+
+static void a_path_needs_no_pool(void **state)
+{
+	struct trial *t = *state;
+	char out[OUT];
+
+	given_cold_blocks(t, 5);
+	stop(t);
+	assert_int_equal(store_by_path("list", t->spill, out), 0);
+	assert_non_null(strstr(out, "5 records"));
+	assert_int_equal(store_by_path("verify", t->spill, out), 0);
+	assert_int_equal(store_by_path("list", "/nowhere", out), 1);
+	assert_null(strstr(out, "NAMESPACE"));
+}
+
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup, trial_teardown)
 
 int main(void)
@@ -319,6 +350,7 @@ int main(void)
 		TEST(verify_counts_the_damaged_record_and_fails),
 		TEST(verify_takes_no_record_that_is_being_written_for_a_damaged_one),
 		TEST(a_scrub_makes_damage_a_miss_before_it_is_asked_for),
+		TEST(a_path_needs_no_pool),
 		TEST(drop_wants_a_yes),
 		TEST(a_running_daemon_forgets_one_namespace_for_good),
 		TEST(what_operators_do_is_in_the_log_with_who_did_it_and_what_came_of_it),

@@ -9,6 +9,7 @@
 
 enum answer {
 	ANSWER_DONE, /* n_done 5, n_left as given */
+	ANSWER_ONE, /* n_done 1 */
 	ANSWER_FAILED, /* likewise, all but one of those left could not be written */
 	ANSWER_IN_USE, /* likewise, no deadline is to blame */
 	ANSWER_OLD, /* of a daemon that tells n_done and n_left only */
@@ -34,9 +35,12 @@ static void serve(int listener, enum answer answer, uint64_t n_left, struct serv
 	} reply = {.done = {.n_done = 5, .n_left = n_left, .late = n_left > 0}};
 	char packet[4096];
 	int fd = accept(listener, NULL, NULL);
-	ssize_t n = recv(fd, packet, sizeof(packet), 0);
+	ssize_t n;
 	size_t bytes = sizeof(reply);
 
+	if (answer == ANSWER_NONE)
+		pause();
+	n = recv(fd, packet, sizeof(packet), 0);
 	if (n != (ssize_t)(sizeof(*server->msg) + sizeof(*server->ask)))
 		_exit(1);
 	memcpy(server->msg, packet, sizeof(*server->msg));
@@ -45,7 +49,9 @@ static void serve(int listener, enum answer answer, uint64_t n_left, struct serv
 		.type = (uint16_t)(server->msg->type | KVP_MSG_REPLY),
 		.bytes = sizeof(reply),
 		.id = server->msg->id};
-	if (answer == ANSWER_FAILED) {
+	if (answer == ANSWER_ONE) {
+		reply.done.n_done = 1;
+	} else if (answer == ANSWER_FAILED) {
 		reply.done.n_failed = n_left - 1;
 		reply.done.error = ENOSPC;
 	} else if (answer == ANSWER_IN_USE) {
@@ -62,8 +68,6 @@ static void serve(int listener, enum answer answer, uint64_t n_left, struct serv
 	} else if (answer == ANSWER_OTHER_TYPE) {
 		reply.msg.type = KVP_MSG_PING | KVP_MSG_REPLY;
 	}
-	if (answer == ANSWER_NONE)
-		pause();
 	if (answer != ANSWER_CLOSE && send(fd, &reply, bytes, 0) != (ssize_t)bytes)
 		_exit(1);
 	_exit(0);
@@ -154,6 +158,10 @@ static void evict_says_when_it_falls_short_and_why(void **state)
 	assert_int_equal(run_here(f, "evict"), 0);
 	assert_says(f->out, "evicted: 5 blocks; 9 are held");
 	server_stop(f, &server);
+	server = server_start(f, ANSWER_ONE, 0);
+	assert_int_equal(run_here(f, "evict", "1"), 0);
+	assert_string_equal(f->out, "evicted: 1 block\n");
+	server_stop(f, &server);
 }
 
 static void evict_names_the_namespace_and_the_number(void **state)
@@ -223,7 +231,7 @@ static void silence_ends_at_the_deadline(void **state)
 	assert_says(f->err, "the request stands: when the daemon goes on it begins");
 	server_stop(f, &server);
 	server = server_start(f, ANSWER_NONE, 0);
-	assert_int_equal(run_here(f, "store", "drop", "--yes", "--deadline", "0.1"), 3);
+	assert_int_equal(run_here(f, "resize", "--deadline", "0.1", "1G"), 3);
 	assert_says(f->err, "the request stands: the daemon does it when it goes on");
 	server_stop(f, &server);
 	server = server_start(f, ANSWER_NONE, 0);
