@@ -43,7 +43,7 @@ static const char *program_path(const char *name, char path[PATH_MAX])
 	return path;
 }
 
-/* The last line of the daemon's log: why it did not start. */
+/* The last line of the daemon's log, which has errors only: why it did not start. */
 static void log_tail(const char *path, char *text, size_t room)
 {
 	char log[8192] = "", *line;
@@ -76,7 +76,8 @@ static void daemon_exec(const struct bench_daemon *daemon, uint64_t pool_bytes, 
 	dup2(fd, STDERR_FILENO);
 	unsetenv("NOTIFY_SOCKET");
 	execlp(program_path("kvpoold", path), "kvpoold", "--socket", daemon->socket, "--name", daemon->name, "--pool",
-		pool, "--spill", spill_bytes ? spill : "off", "--spill-depth", depth_text, (char *)NULL);
+		pool, "--spill", spill_bytes ? spill : "off", "--spill-depth", depth_text, "--log-level", "err",
+		(char *)NULL);
 	fprintf(stderr, "cannot run %s: %s\n", path, strerror(errno));
 	_exit(127);
 }

@@ -3,6 +3,8 @@
 #include "test_kvctl_fixture.h"
 
 #include <math.h>
+#include <sched.h>
+#include <sys/mount.h>
 
 static int outputs_setup(void **state)
 {
@@ -268,6 +270,42 @@ static void an_interrupted_run_leaves_nothing(void **state)
 	(void)f;
 }
 
+/* With a /dev/shm of 16 MiB of its own. */
+static void a_daemon_that_does_not_start_is_told_with_its_reason(void **state)
+{
+	int ends[2], status;
+	char text[4096];
+	size_t n = 0;
+	ssize_t r;
+	pid_t pid;
+
+	(void)state;
+	need_kvpoold();
+	assert_int_equal(pipe(ends), 0);
+	pid = fork();
+	if (pid == 0) {
+		dup2(ends[1], STDERR_FILENO);
+		if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+			mount("none", "/dev/shm", "tmpfs", 0, "size=16M") < 0)
+			_exit(77);
+		execl(kvctl_path(), "kvctl", "bench", "publish", "--self", (char *)NULL);
+		_exit(127);
+	}
+	close(ends[1]);
+	while ((r = read(ends[0], text + n, sizeof(text) - 1 - n)) > 0)
+		n += (size_t)r;
+	text[n] = 0;
+	close(ends[0]);
+	assert_true(waitpid(pid, &status, 0) == pid);
+	if (WIFEXITED(status) && WEXITSTATUS(status) == 77) {
+		print_message("skipped: no mount namespace\n");
+		skip();
+	}
+	assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+	assert_says(text, "/dev/shm has");
+	assert_says(text, "--pool needs");
+}
+
 static void wrong_words_are_refused(void **state)
 {
 	struct fake *f = *state;
@@ -290,6 +328,7 @@ int main(void)
 		test(without_fio_it_is_said_and_no_yardstick_made_up),
 		test(an_ordinary_user_may_measure_too),
 		test(an_interrupted_run_leaves_nothing),
+		test(a_daemon_that_does_not_start_is_told_with_its_reason),
 		test(wrong_words_are_refused),
 	};
 
