@@ -396,19 +396,25 @@ static int ping_wait(const char *socket, uint64_t deadline_ns, char *why, size_t
 /* Why nothing came back, in the words that tell an operator where to look. */
 static void ping_complain(const char *socket, int error, const char *why)
 {
+	char before[KVP_SOCKET_MAX + 64];
+	int n = snprintf(before, sizeof(before), "not attached to a daemon at %s: ", socket);
 	int fd = error == -KVP_EVERSION ? -EPROTO : admin_connect(socket);
 
 	if (fd >= 0)
 		close(fd);
+	if (!strncmp(why, before, (size_t)n))
+		why += n; /* the library says it to those who asked for more than a ping */
 	if (error == -KVP_EQUOTA)
 		complain("ping: kept out: %s", why);
-	else if (fd >= 0 || fd == -ETIMEDOUT) /* somebody listens */
-		complain("ping: the daemon at %s does not answer%s%s: kvctl stats tells how it does", socket,
-			why[0] ? ": " : "", why);
 	else if (error == -KVP_EACCES)
-		complain("ping: not let in%s%s", why[0] ? ": " : "", why);
+		complain("ping: not let in: %s", why);
+	else if (error == -KVP_ETIMEDOUT || fd == -ETIMEDOUT)
+		complain("ping: the daemon at %s does not answer: %s%s", socket, why,
+			strstr(why, "kvctl stats") ? "" : ": kvctl stats tells how it does");
+	else if (fd >= 0) /* it answers, with a refusal */
+		complain("ping: the daemon at %s does not serve us: %s", socket, why[0] ? why : strerror(-error));
 	else
-		complain("ping: no daemon serves at %s (%s)%s%s", socket, strerror(-error), why[0] ? ": " : "", why);
+		complain("ping: %s", why[0] ? why : strerror(-error));
 }
 
 int ping_command(int argc, char **argv)

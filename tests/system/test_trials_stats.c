@@ -66,6 +66,17 @@ static bool is_short(const char *text)
 	return lines >= 1 && lines <= 3;
 }
 
+static unsigned times(const char *text, const char *what)
+{
+	unsigned n = 0;
+
+	while ((text = strstr(text, what))) {
+		text += strlen(what);
+		n++;
+	}
+	return n;
+}
+
 static void of_a_dead_daemon_ping_says_so_shortly_and_stats_tell_it(void **state)
 {
 	struct trial *t = *state;
@@ -81,6 +92,7 @@ static void of_a_dead_daemon_ping_says_so_shortly_and_stats_tell_it(void **state
 		assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "ping"), 3);
 		assert_true(is_short(out));
 		assert_non_null(strstr(out, "no daemon"));
+		assert_int_equal(times(out, t->host.socket), 1);
 		assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "stats"), 3);
 		assert_null(strstr(out, ": serving\n"));
 		assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "drain"), 3);
@@ -120,6 +132,8 @@ static void of_a_stopped_daemon_stats_come_within_five_seconds_and_tell_it(void 
 	assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "ping"), 3);
 	assert_true(wire_now() - from < 5 * SECOND);
 	assert_non_null(strstr(out, "does not answer"));
+	assert_int_equal(times(out, "kvctl stats tells how it does"), 1);
+	assert_int_equal(times(out, t->host.socket), 1);
 	assert_null(strstr(out, "no daemon"));
 	kill(t->host.pid, SIGCONT);
 	from = wire_now();
@@ -373,6 +387,7 @@ static void who_is_one_too_many_learns_the_limit_and_gets_in_when_another_leaves
 	const char *options[] = {"--pool", "2M", "--slab", "1M", "--spill", "off", "--max-clients", "1", NULL};
 	struct kvp_client *client;
 	struct wire one;
+	char out[4096];
 
 	host_kill(&t->host);
 	assert_int_equal(host_start(&t->host, options), 0);
@@ -381,6 +396,9 @@ static void who_is_one_too_many_learns_the_limit_and_gets_in_when_another_leaves
 	kvp_close(client);
 	assert_int_equal(wire_connect(&one, t->host.socket), 0);
 	client = kept_out(t, "connections are open: raise max-clients (1)"); /* before it could say HELLO */
+	assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "ping"), 3);
+	assert_non_null(strstr(out, "kept out"));
+	assert_null(strstr(out, "does not answer"));
 	trial_detach(t);
 	wire_close(&one);
 	assert_true(wire_until(attached, client, 5000));
