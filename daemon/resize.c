@@ -127,9 +127,10 @@ static int resize_set(struct daemon *d, const char *pool, char message[256])
 		return r;
 	if (fresh.pool_bytes < slab || fresh.pool_bytes / slab > d->pool.header->max_places) {
 		snprintf(message, 256,
-			"this pool takes from 1 to %u slabs of %" PRIu64
-			" bytes, it was laid out so: start anew with a larger --pool for more",
-			d->pool.header->max_places, slab);
+			"this pool takes from 1 to %u slabs of %" PRIu64 " bytes, %" PRIu64
+			" in all: it was laid out so by the --pool it began with; for more: kvctl drain, kvctl purge, "
+			"and start with a larger --pool",
+			d->pool.header->max_places, slab, d->pool.header->max_places * slab);
 		return -EINVAL;
 	}
 	if (fresh.pool_bytes > had) {

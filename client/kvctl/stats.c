@@ -45,7 +45,7 @@ static double share(uint64_t part, uint64_t whole)
 	return whole ? (double)part / (double)whole : 0;
 }
 
-static void print_memory(const struct snapshot *snapshot, const struct totals *totals, uint64_t slab)
+static void print_memory(const struct snapshot *snapshot, const struct totals *totals, uint64_t slab, uint32_t places)
 {
 	const struct kvp_counters *c = &snapshot->head.counters;
 	uint64_t pool = C(c->pool_bytes), rest = slab ? pool % slab : 0;
@@ -62,6 +62,9 @@ static void print_memory(const struct snapshot *snapshot, const struct totals *t
 	printf("       %" PRIu64 " slabs, %s allocated, %s in no namespace", (uint64_t)C(c->slabs),
 		quantity_bytes(a, C(c->slab_bytes_allocated)), quantity_bytes(b, C(c->slab_bytes_free)));
 	printf("; bookkeeping %s\n", quantity_bytes(a, C(c->meta_bytes)));
+	if (slab)
+		printf("       kvctl resize takes it to %s at most (%u slabs of %s)\n",
+			quantity_bytes(a, places * slab), places, quantity_bytes(b, slab));
 	if (pool > C(c->slab_bytes_allocated) && rest >= WORTH_TELLING)
 		printf("       %s of the pool are not used: it is no multiple of the slab, %s\n",
 			quantity_bytes(a, rest), quantity_bytes(b, slab));
@@ -317,7 +320,7 @@ static void stats_page(const struct pool *pool, const struct snapshot *snapshot)
 	report_head(pool);
 	report_inconsistent(pool, snapshot);
 	printf("\n");
-	print_memory(snapshot, &totals, pool->header.slab_bytes);
+	print_memory(snapshot, &totals, pool->header.slab_bytes, pool->header.max_places);
 	print_nodes(&snapshot->head);
 	print_spill(snapshot);
 	print_hits(&totals);

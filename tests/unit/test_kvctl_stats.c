@@ -29,6 +29,14 @@ static void what_is_lost_or_not_used_is_told(void **state)
 	assert_says(f->out, "7 lines of the log are lost");
 }
 
+static void how_far_the_pool_can_grow_is_told(void **state)
+{
+	struct fake *f = *state;
+
+	assert_int_equal(run_here(f, "stats"), 0);
+	assert_says(f->out, "kvctl resize takes it to 512 KiB at most (8 slabs of 64 KiB)");
+}
+
 static void the_balance_of_a_namespace_is_shown_and_judged(void **state)
 {
 	struct fake *f = *state;
@@ -408,6 +416,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		test(a_served_pool_is_a_page_of_80_columns),
 		test(what_is_lost_or_not_used_is_told),
+		test(how_far_the_pool_can_grow_is_told),
 		test(the_balance_of_a_namespace_is_shown_and_judged),
 		test(json_has_every_counter_by_its_name),
 		test(a_daemon_that_is_gone_does_not_serve_however_young_its_heartbeat),
