@@ -248,6 +248,8 @@ static int file_settle_super(struct spill_file *file, const struct spill_opts *o
 			return r;
 		r = file_begin_store(file, opts);
 	} else if (r < 0) {
+		/* an operator may know better: a file system that is not mounted looks like this */
+		snprintf(note, 128, "; a new store: nothing was there");
 		r = file_begin_store(file, opts);
 	} else if (!layout_fits(&file->super, opts)) {
 		snprintf(note, 128, "; begun anew: its segments of %" PRIu64 " bytes do not fit what is configured",

@@ -40,6 +40,16 @@ static void the_message_names_the_engine_and_o_direct(void **state)
 	assert_int_equal(stats_of(f).uring, f->opts.use_uring);
 }
 
+/* A file system that is not mounted looks like this: only the log can tell. */
+static void a_new_store_is_said_to_be_new(void **state)
+{
+	struct fixture *f = *state;
+
+	assert_non_null(strstr(f->message, "a new store: nothing was there"));
+	assert_int_equal(fixture_reopen(f), 0);
+	assert_null(strstr(f->message, "a new store"));
+}
+
 static const uint64_t sizes[] = {1, 512, 4096, 5000, 12288, 12289, BLOCK_MAX};
 #define SIZES (sizeof(sizes) / sizeof(sizes[0]))
 
@@ -1126,6 +1136,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		BOTH(the_message_names_the_engine_and_o_direct),
+		BOTH(a_new_store_is_said_to_be_new),
 		BOTH(blocks_of_any_size_come_back_exact),
 		BOTH(blocks_of_any_size_come_back_after_a_restart),
 		BOTH(without_o_direct_it_is_the_same),
