@@ -39,7 +39,8 @@ static const struct command commands[] = {
 	{"evict", evict_command, "[--ns NAME|ID] [--deadline SECONDS] [N]",
 		"drop N blocks from memory, or all that nobody holds",
 		POOL_HELP "  --admin PATH    the admin socket (socket + .admin)\n"
-			  "  --ns NAME|ID    of this namespace only\n"},
+			  "  --ns NAME|ID    of this namespace only\n"
+			  "  --deadline S    stop then (30)\n"},
 	{"resize", resize_command, "[--deadline SECONDS] SIZE|nodeN=SIZE,...",
 		"make the pool larger or smaller while it serves",
 		POOL_HELP "  --admin PATH    the admin socket (socket + .admin)\n"
@@ -73,9 +74,13 @@ static const struct command commands[] = {
 		"Sizes by 1024: 64G is 64 x 2^30 bytes. Numbers by 1000: 8B, or 8G, is 8 x 10^9.\n"},
 	{"bench", bench_command, "pin|publish|share|spill|attn|sparse [--json] [--self] [--pairs N] [--depth N]",
 		"measure beside yardsticks",
-		POOL_HELP JSON_HELP "  --self          start a daemon for it, and remove everything afterwards\n"
-				    "  --pairs N       spill: rounds of ours and of fio (10)\n"
-				    "  --depth N       spill: so many at once only (--self: 1, 8 and 32)\n"},
+		POOL_HELP JSON_HELP
+		"  --self          start a daemon for it, and remove everything afterwards; takes of /dev/shm\n"
+		"                  pin 5G, share 1.25G, publish 1G, attn 512M, spill 320M, sparse 128M, but at\n"
+		"                  most half of what is free; of the disk (TMPDIR, else /var/tmp) sparse 1G,\n"
+		"                  spill 768M; pin takes minutes\n"
+		"  --pairs N       spill: rounds of ours and of fio (10)\n"
+		"  --depth N       spill: so many at once only (--self: 1, 8 and 32)\n"},
 };
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
 
