@@ -48,7 +48,7 @@ static const struct option_row options[] = {
 		"one more socket; who comes by it counts as this uid (may be given several times)"},
 	{"group", OPTION_TEXT, AT(group), 0, ROOM(group), "GROUP",
 		"operators: may read stats and use the admin socket"},
-	{"name", OPTION_TEXT, AT(name), 0, ROOM(name), "NAME", "name of the pool (default kvpool)"},
+	{"name", OPTION_TEXT, AT(name), 0, ROOM(name), "NAME", "name of the pool"},
 	{"pool", OPTION_POOL, AT(pool_bytes), MIB, 1ull << 46, "SIZE|nodeN=SIZE,...",
 		"memory for KV blocks, shared out over the NUMA nodes, or so much of each"},
 	{"slab", OPTION_SIZE, AT(slab_bytes), CONFIG_SLAB_MIN, 1ull << 40, "SIZE",
@@ -63,19 +63,18 @@ static const struct option_row options[] = {
 		"directory and size of a spill store, or off (may be given several times, one for each device)"},
 	{"spill-write-budget", OPTION_SIZE, AT(spill_write_budget), 0, 1ull << 50, "SIZE",
 		"bytes eviction may write to the spill store a day (UTC), then it drops; 0: no limit"},
-	{"spill-depth", OPTION_NUMBER, AT(spill_depth), 1, 256, "N",
-		"reads and writes of the spill store at once (default 32)"},
+	{"spill-depth", OPTION_NUMBER, AT(spill_depth), 1, 256, "N", "reads and writes of the spill store at once"},
 	{"spill-scrub", OPTION_SIZE, AT(spill_scrub), 0, 1ull << 40, "SIZE",
-		"bytes a second of the spill store read again to find damage; 0: none (default 8M)"},
+		"bytes a second of the spill store read again to find damage; 0: none"},
 	{"io", OPTION_TEXT, AT(io), 0, ROOM(io), "ENGINE", "auto, uring or threads"},
 	{"log-level", OPTION_TEXT, AT(log_level), 0, ROOM(log_level), "LEVEL", "err, warn, info or debug"},
 	{"lock-memory", OPTION_BOOL, AT(lock_memory), 0, 1, "yes|no", "mlock the pool"},
 	{"pressure", OPTION_NUMBER, AT(pressure_percent), 0, 100, "PERCENT",
-		"give memory back while somebody waits for memory this much of the time; 0: never (default)"},
+		"give memory back while somebody waits for memory this much of the time; 0: never"},
 	{"pressure-file", OPTION_TEXT, AT(pressure_file), 0, ROOM(pressure_file), "FILE",
 		"where that is told (default: the cgroup's memory.pressure, or /proc/pressure/memory)"},
 	{"cgroup-headroom", OPTION_NUMBER, AT(cgroup_headroom), 0, 50, "PERCENT",
-		"give memory back before less than this of the cgroup's memory limit is left (default 2); 0: never"},
+		"give memory back before less than this of the cgroup's memory limit is left; 0: never"},
 	{"max-clients", OPTION_NUMBER, AT(max_clients), 1, 2048, "N", "client sessions at once"},
 	{"max-namespaces", OPTION_NUMBER, AT(max_namespaces), 1, 1024, "N", "namespaces at once"},
 	{"namespace-min", OPTION_SIZE, AT(namespace_min), 0, 1ull << 46, "SIZE",
@@ -87,16 +86,15 @@ static const struct option_row options[] = {
 	{"uid-max-pins", OPTION_NUMBER, AT(uid_max_pins), 0, UINT32_MAX, "N",
 		"blocks one uid may hold at once, seen for longer than a second: its largest session is put out; 0: no limit"},
 	{"uid-max-transit", OPTION_SIZE, AT(uid_max_transit), MIB, 1ull << 46, "SIZE",
-		"bytes of blocks being read back or copied for one uid, before more is refused (default 4G)"},
+		"bytes of blocks being read back or copied for one uid, before more is refused"},
 	{"heartbeat", OPTION_NUMBER, AT(heartbeat_ms), 50, 60000, "MS", "how often a client shows that it lives"},
 	{"hold-limit", OPTION_NUMBER, AT(hold_limit_ms), 0, 86400000, "MS",
 		"holds of a stopped client may be revoked after so long; 0: never"},
 	{"grant-limit", OPTION_NUMBER, AT(grant_limit_ms), 1000, 86400000, "MS",
 		"a grant not published by then is withdrawn"},
 	{"read-ahead", OPTION_NUMBER, AT(read_ahead), 0, 1024, "N",
-		"cold blocks read along a chain that is being read, into free room only (default 16)"},
-	{"free-percent", OPTION_NUMBER, AT(free_percent), 0, 50, "N",
-		"free blocks kept ready ahead of need (default 3)"},
+		"cold blocks read along a chain that is being read, into free room only"},
+	{"free-percent", OPTION_NUMBER, AT(free_percent), 0, 50, "N", "free blocks kept ready ahead of need"},
 };
 #define N_OPTIONS (sizeof(options) / sizeof(options[0]))
 
@@ -611,11 +609,40 @@ static int config_parse_file(struct config *config, char message[256])
 	return config_parse_text(config, text, config->file, message);
 }
 
+/* As config_defaults() has it; "": none, or the help says it in its own words. */
+static void option_default(const struct option_row *row, const struct config *defaults, char text[160])
+{
+	const char *at = (const char *)defaults + row->off;
+	char size[24];
+
+	text[0] = 0;
+	if (strstr(row->help, "default") || row->kind == OPTION_LISTEN)
+		return;
+	if (row->kind == OPTION_SPILL)
+		snprintf(text, 160, " (default off)");
+	else if (row->kind == OPTION_BOOL)
+		snprintf(text, 160, " (default %s)", *(const bool *)(const void *)at ? "yes" : "no");
+	else if (row->kind == OPTION_NUMBER)
+		snprintf(text, 160, " (default %" PRIu32 ")", *(const uint32_t *)(const void *)at);
+	else if (row->kind == OPTION_TEXT && *at)
+		snprintf(text, 160, " (default %.140s)", at);
+	else if (row->kind == OPTION_SIZE || row->kind == OPTION_POOL) {
+		config_size_text(*(const uint64_t *)(const void *)at, size);
+		snprintf(text, 160, " (default %s)", size);
+	}
+}
+
 static void config_help(void)
 {
+	struct config defaults;
+	char text[160];
+
+	config_defaults(&defaults);
 	printf("usage: kvpoold [--name VALUE]...\n\nOwns the KV-cache memory of this host; see kvpoold(8).\n\n");
-	for (size_t i = 0; i < N_OPTIONS; i++)
-		printf("  --%s %s\n        %s\n", options[i].name, options[i].arg, options[i].help);
+	for (size_t i = 0; i < N_OPTIONS; i++) {
+		option_default(&options[i], &defaults, text);
+		printf("  --%s %s\n        %s%s\n", options[i].name, options[i].arg, options[i].help, text);
+	}
 	printf("  --help, --version\n\nSizes: 4096, 64M, 2G (powers of 1024).\n");
 }
 

@@ -72,6 +72,34 @@ static void the_defaults_fit_each_other(void **state)
 	assert_int_equal(config.n_stores, 0);
 }
 
+static void help_tells_each_default_as_it_is(void **state)
+{
+	static const char *const lines[] = {"each (default 1G)\n", "each device) (default off)\n",
+		"client sessions at once (default 1024)\n", "shows that it lives (default 1000)\n"};
+	char text[1 << 14];
+	int ends[2], old = dup(STDOUT_FILENO);
+	char message[256];
+	struct config config;
+	ssize_t n;
+
+	(void)state;
+	assert_int_equal(pipe(ends), 0);
+	fflush(stdout);
+	dup2(ends[1], STDOUT_FILENO);
+	assert_true(PARSE(&config, message, "--help") > 0);
+	fflush(stdout);
+	dup2(old, STDOUT_FILENO);
+	close(old);
+	close(ends[1]);
+	n = read(ends[0], text, sizeof(text) - 1);
+	close(ends[0]);
+	assert_true(n > 0);
+	text[n] = 0;
+	for (unsigned i = 0; i < 4; i++)
+		if (!strstr(text, lines[i]))
+			fail_msg("help does not say %s", lines[i]);
+}
+
 static void every_option_means_the_same_by_flag_and_by_file(void **state)
 {
 	static const char file[] = "socket = /run/x/s\n"
@@ -467,6 +495,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(the_defaults_fit_each_other),
+		cmocka_unit_test(help_tells_each_default_as_it_is),
 		cmocka_unit_test(every_option_means_the_same_by_flag_and_by_file),
 		cmocka_unit_test(flags_win_over_the_file_wherever_they_stand),
 		cmocka_unit_test(spill_stores_are_a_list_and_flags_begin_it_anew),
