@@ -301,9 +301,10 @@ check-vm: deps ## boot virtual machines with systemd and run kvpool there as a s
 	$(sub) all $(SYSTEM_PROGRAMS)
 	@BUILD=$(BUILD) tests/vm/check $(VM)
 
-check-engines: ## (later work) connectors for other engines
+# not in the list of make help: they only say so
+check-engines:
 	@echo "check-engines: not there yet: connectors for other engines are later work"; exit 1
-chaos: ## (later work) faults of every kind at once for DURATION seconds
+chaos:
 	@echo "chaos: not there yet: faults of every kind at once for DURATION seconds are later work"; exit 1
 
 # The C libraries inside, libsodium in them, so that an engine's host needs nothing but Python.
@@ -331,6 +332,11 @@ $(edit) $(1) >$(BUILD)/obj/edited && install -m 644 $(BUILD)/obj/edited $(2)
 
 endef
 
+# what install makes and a system need not have, the inner ones first; of a prefix of its own all
+OWN_DIRS = $(SYSCONFDIR)/kvpool $(LIBDIR)/pkgconfig $(sort $(foreach m,$(MANUALS),$(MANDIR)/man$(subst .,,$(suffix $(m))))) \
+	$(addprefix $(SYSTEMDDIR)/,systemd/system systemd sysusers.d tmpfiles.d) \
+	$(if $(filter-out /usr /usr/local,$(PREFIX))$(D),$(MANDIR) $(PREFIX)/share $(BINDIR) $(SBINDIR) $(INCLUDEDIR) $(LIBDIR) $(filter-out $(LIBDIR),$(SYSTEMDDIR)) $(PREFIX)) \
+	$(if $(D),$(SYSCONFDIR) $(patsubst %/,%,$(dir $(PREFIX))))
 .PHONY: install uninstall
 install: all ## install programs, libraries, headers, manuals and units (PREFIX=/usr/local DESTDIR=)
 	install -d $(D)$(BINDIR) $(D)$(SBINDIR) $(D)$(LIBDIR)/pkgconfig $(D)$(INCLUDEDIR) $(D)$(SYSCONFDIR)/kvpool \
@@ -359,7 +365,7 @@ uninstall: ## remove what install put there; a changed configuration stays
 	rm -f $(foreach u,$(UNITS),$(D)$(SYSTEMDDIR)/systemd/system/$(u)) $(D)$(SYSTEMDDIR)/sysusers.d/kvpool.conf $(D)$(SYSTEMDDIR)/tmpfiles.d/kvpool.conf
 	@if cmp -s systemd/kvpoold.conf $(D)$(SYSCONFDIR)/kvpool/kvpoold.conf; then rm -f $(D)$(SYSCONFDIR)/kvpool/kvpoold.conf; \
 	elif [ -e $(D)$(SYSCONFDIR)/kvpool/kvpoold.conf ]; then echo "kept: $(D)$(SYSCONFDIR)/kvpool/kvpoold.conf, it was changed"; fi
-	@rmdir $(D)$(SYSCONFDIR)/kvpool 2>/dev/null || true
+	@rmdir --ignore-fail-on-non-empty $(wildcard $(addprefix $(D),$(OWN_DIRS)))
 
 # ---- house ----
 

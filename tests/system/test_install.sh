@@ -31,7 +31,15 @@ cc -Wall -Werror "$dir/a.c" $(pkg-config --cflags kvpool) "$at/lib/libkvpool.a" 
 
 echo "# changed" >>"$dir/etc/kvpool/kvpoold.conf"
 put uninstall "$dir" /opt/kvp
-left=$(find "$at" "$dir/etc" -type f -o -type l)
+left=$(find "$dir"/*/ -type f -o -type l)
 [ "$left" = "$dir/etc/kvpool/kvpoold.conf" ] || { echo "left behind: $left"; exit 1; }
 grep -q "it was changed" "$dir/log"
+# not a directory either, and nothing that was there before
+for prefix in /opt/kvp /usr/local; do
+	rm -rf "$dir/etc" && mkdir -p "$dir$prefix/include/other" && put install "$dir" $prefix && put uninstall "$dir" $prefix
+	left=$(cd "$dir" && find . -mindepth 1 -type d | sort | tr '\n' ' ')
+	[ "$left" = "$(cd "$dir" && d=.$prefix/include/other; while [ "$d" != . ]; do echo "$d"; d=$(dirname "$d"); done | sort | tr '\n' ' ')" ] ||
+		{ echo "left behind: $left"; exit 1; }
+	rm -rf "$dir/opt" "$dir/usr"
+done
 echo "installs, is found, and goes"
