@@ -157,11 +157,6 @@ void health_full(struct spill *spill, int err)
 
 static void probe_done(struct io_op *op, int64_t res);
 
-static uint8_t probe_byte(uint64_t at)
-{
-	return (uint8_t)(at / SPILL_PAGE * 31 + at);
-}
-
 static void probe_step(struct spill *spill)
 {
 	static const enum io_kind kinds[] = {
@@ -170,7 +165,7 @@ static void probe_step(struct spill *spill)
 	size_t n = probe->end - probe->at < SPILL_PROBE_BYTES ? (size_t)(probe->end - probe->at) : SPILL_PROBE_BYTES;
 
 	for (size_t i = 0; i < n; i++)
-		probe->bytes[i] = probe->stage == PROBE_WRITE ? probe_byte(probe->at + i) : 0;
+		probe->bytes[i] = probe->stage == PROBE_WRITE ? spill_probe_byte(probe->at + i) : 0;
 	probe->op = (struct io_op){.kind = kinds[probe->stage],
 		.fd = spill->file.fd,
 		.off = probe->at,
@@ -251,7 +246,7 @@ static void probe_end(struct spill *spill, int err)
 static bool probe_matches(const struct probe *probe, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
-		if (probe->bytes[i] != probe_byte(probe->at + i))
+		if (probe->bytes[i] != spill_probe_byte(probe->at + i))
 			return false;
 	return true;
 }

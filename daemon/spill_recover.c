@@ -25,6 +25,7 @@ enum scan_stage {
 	SCAN_LOG, /* from header to header */
 	SCAN_SEAL,
 	SCAN_INDEX,
+	SCAN_LOST, /* no use of it is named: is there a seal? */
 };
 
 struct scan {
@@ -39,6 +40,7 @@ struct scan {
 	uint64_t have_at, have; /* what is in the buffer */
 	uint64_t last_span;
 	uint64_t gap_at; /* where no record was found any more; 0: all is well */
+	uint64_t n_sealed; /* records its seal speaks of; 0: none, or nothing of it counts any more */
 	uint64_t torn_sequence; /* what a damaged segment header still says */
 	bool shorter; /* the file ended within a longer read */
 	uint8_t *bytes;
@@ -49,6 +51,8 @@ struct recovery {
 	uint32_t next; /* segment to be scanned */
 	uint32_t n_done;
 	uint64_t skipped_bytes;
+	uint32_t n_lost_segments; /* used, and not to be read */
+	uint64_t n_lost; /* records that seals speak of, and that are not there */
 	int error;
 	struct scan scans[SCANS];
 	uint8_t *bytes;
@@ -65,7 +69,7 @@ static void scan_start(struct scan *scan)
 	if (!scan->active)
 		return;
 	scan->segment = recovery->next++;
-	scan->at = scan->have = scan->last_span = scan->gap_at = scan->torn_sequence = 0;
+	scan->at = scan->have = scan->last_span = scan->gap_at = scan->torn_sequence = scan->n_sealed = 0;
 	scan->shorter = false;
 	scan->stage = SCAN_LOG;
 	scan_read(scan);
@@ -77,6 +81,8 @@ static void scan_end(struct scan *scan)
 	struct segment *segment = &recovery->spill->segments[scan->segment];
 
 	recovery->n_done++;
+	if (scan->n_sealed > segment->n_records)
+		recovery->n_lost += scan->n_sealed - segment->n_records;
 	segment->used = scan->gap_at ? scan->gap_at : scan->at;
 	segment->state = segment->n_records ? SEGMENT_FULL : SEGMENT_EMPTY;
 	segment->dirty = segment->n_records && !segment->sealed; /* until the first flush */
@@ -111,7 +117,7 @@ static int64_t scan_segment_header(struct scan *scan, const uint8_t *page)
 		return SPILL_PAGE;
 	}
 	if (!spill_page_is_of(page, spot.uuid))
-		return 0; /* never used */
+		return 0; /* never used, or lost */
 	scan->torn_sequence = spill_page_sequence(page);
 	return SPILL_PAGE;
 }
@@ -190,6 +196,8 @@ static void scan_seal_done(struct scan *scan, int64_t res)
 		scan_without_seal(scan);
 		return;
 	}
+	if (!spill_super_dropped(&scan->recovery->spill->file.super, 0, spot.sequence))
+		scan->n_sealed = scan->seal.n;
 	scan->stage = SCAN_INDEX;
 	scan_read_at(scan, segment_bytes - SPILL_PAGE - spill_index_bytes(scan->seal.n), scan->index,
 		spill_index_bytes(scan->seal.n));
@@ -239,6 +247,25 @@ static void scan_index_done(struct scan *scan, int64_t res)
 
 /* ---- by the headers ---- */
 
+/* What names no use is kept where it is: the seal is read behind it. */
+static void scan_lost_begin(struct scan *scan)
+{
+	scan->stage = SCAN_LOST;
+	scan_read_at(scan, scan->recovery->spill->file.super.segment_bytes - SPILL_PAGE, scan->bytes + SPILL_PAGE,
+		SPILL_PAGE);
+}
+
+static void scan_lost_done(struct scan *scan, int64_t res)
+{
+	struct recovery *recovery = scan->recovery;
+	struct spill_spot spot = scan_seal_spot(scan);
+
+	if (spill_segment_is_lost(&recovery->spill->file.super, scan->bytes,
+		    res == (int64_t)SPILL_PAGE ? scan->bytes + SPILL_PAGE : NULL, &spot, &scan->n_sealed))
+		recovery->n_lost_segments++;
+	scan_end(scan);
+}
+
 static void scan_log_done(struct scan *scan, int64_t res)
 {
 	struct io_op *op = &scan->op;
@@ -249,8 +276,10 @@ static void scan_log_done(struct scan *scan, int64_t res)
 		scan_read(scan);
 		return;
 	}
-	if (res < 0 && res != -ENODATA)
+	if (res < 0 && res != -ENODATA) {
 		spill->stats.read_errors++;
+		scan->recovery->n_lost_segments++; /* from here on: the scan of it ends */
+	}
 	scan->have_at = scan->at;
 	scan->have = res < 0 ? 0 : (uint64_t)res;
 	while (scan->at >= scan->have_at && scan->at + SPILL_PAGE <= scan->have_at + scan->have) {
@@ -259,7 +288,10 @@ static void scan_log_done(struct scan *scan, int64_t res)
 		if (span < 0)
 			scan->recovery->error = (int)span;
 		if (span <= 0) {
-			scan_end(scan);
+			if (span == 0)
+				scan_lost_begin(scan);
+			else
+				scan_end(scan);
 			return;
 		}
 		scan->at += (uint64_t)span;
@@ -285,6 +317,9 @@ static void scan_done(struct io_op *op, int64_t res)
 		return;
 	case SCAN_INDEX:
 		scan_index_done(scan, res);
+		return;
+	case SCAN_LOST:
+		scan_lost_done(scan, res);
 		return;
 	default:
 		scan_log_done(scan, res);
@@ -409,6 +444,11 @@ int spill_scan(struct spill *spill)
 			"spill store %s: at %" PRIu64 " places, %" PRIu64
 			" bytes in all, no record could be read: damaged, or cut off by a crash; what follows them is used",
 			spill->file.path, spill->stats.skipped, recovery->skipped_bytes);
+	if (r == 0 && (recovery->n_lost_segments || recovery->n_lost))
+		log_warn(
+			"spill store %s: %u of its %u segments were used and cannot be read any more, and %" PRIu64
+			" records that seals speak of are lost: was the file written to or cut by somebody else, is its disk all right?  What can be read is used, the room of the rest too",
+			spill->file.path, recovery->n_lost_segments, spill->n_present, recovery->n_lost);
 	free(recovery->bytes);
 	free(recovery);
 	return r;

@@ -487,4 +487,42 @@ static inline int spill_seal_decode(
 	return 0;
 }
 
+/* ---- segments that cannot be read ---- */
+
+/** spill_probe_byte() - what a probe leaves at @off of the file, instead of a segment that was set aside */
+static inline uint8_t spill_probe_byte(uint64_t off)
+{
+	return (uint8_t)(off / SPILL_PAGE * 31 + off);
+}
+
+/**
+ * spill_segment_is_lost() - a segment's first page names no use: was it never used, or can it not be read any more?
+ * @head:          that page
+ * @seal_page:     its last page, or NULL: the device would not give it
+ * @spot:          of the last page; the sequence is filled in
+ * @n:             records it had, as far as its seal is left; else 0
+ */
+static inline bool spill_segment_is_lost(const struct spill_super *super, const uint8_t *head, const uint8_t *seal_page,
+	struct spill_spot *spot, uint64_t *n)
+{
+	uint64_t off = spot->off - (super->segment_bytes - SPILL_PAGE);
+	bool zero = true, probe = true;
+	struct spill_seal seal;
+
+	*n = 0;
+	for (unsigned i = 0; i < SPILL_PAGE; i++) {
+		zero = zero && !head[i];
+		probe = probe && head[i] == spill_probe_byte(off + i);
+	}
+	if (probe)
+		return false;
+	spot->sequence = seal_page ? spill_page_sequence(seal_page) : 0;
+	if (!seal_page || spill_seal_decode(seal_page, spot, super->segment_bytes, &seal) < 0)
+		return !zero;
+	if (spill_super_dropped(super, 0, spot->sequence))
+		return false;
+	*n = seal.n;
+	return true;
+}
+
 #endif

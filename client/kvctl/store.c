@@ -45,7 +45,7 @@ struct look {
 	struct store_ns ns[NS_MAX];
 	unsigned n_ns;
 	uint64_t n_more; /* records of namespaces beyond those */
-	struct store_segment sum;
+	bool bad; /* some store is not as it was written */
 	bool bar;
 	uint64_t bar_ns;
 	json_t *stores;
@@ -103,14 +103,38 @@ static void look_record(void *owner, const struct spill_record *record, bool dam
 	look->ns[i].n_damaged += damaged;
 }
 
-static void segment_add_up(struct store_segment *sum, const struct store_segment *one)
+/* All of a store's segments together. */
+struct store_sum {
+	uint32_t n_used, n_lost_segments, n_unsealed;
+	uint64_t n_records, bytes, n_dropped, n_damaged, n_gaps, n_unread, n_lost;
+};
+
+static void segment_add_up(struct store_sum *sum, const struct store_segment *one)
 {
+	sum->n_used += one->n_records != 0;
+	sum->n_lost_segments += one->lost;
+	sum->n_unsealed += one->n_records && !one->sealed;
 	sum->n_records += one->n_records;
 	sum->bytes += one->bytes;
 	sum->n_dropped += one->n_dropped;
 	sum->n_damaged += one->n_damaged;
 	sum->n_gaps += one->n_gaps;
 	sum->n_unread += one->n_unread;
+	sum->n_lost += one->n_lost;
+}
+
+/* What is not there any more, for list and verify. @indent: before each line. */
+static void sum_print_lost(const struct store_file *store, const struct store_sum *sum, const char *indent)
+{
+	if (sum->n_lost_segments)
+		printf("%ssegments that were used and cannot be read: %u of %u\n", indent, sum->n_lost_segments,
+			store->n_segments);
+	if (sum->n_lost)
+		printf("%srecords that seals of segments speak of and that are lost: %" PRIu64 "\n", indent,
+			sum->n_lost);
+	if (sum->n_unsealed && !store->served)
+		printf("%ssegments without a seal (the daemon was killed, or it is damaged), which may have had more records: %u\n",
+			indent, sum->n_unsealed);
 }
 
 /* ---- list ---- */
@@ -122,7 +146,7 @@ static const char *ns_name_of(const struct look *look, uint64_t id, char text[KV
 	return row ? ns_name(row, text) : "";
 }
 
-static json_t *store_json(const struct store_file *store, const struct store_segment *sum, uint32_t n_used)
+static json_t *store_json(const struct store_file *store, const struct store_sum *sum)
 {
 	json_t *json = json_object();
 
@@ -132,7 +156,7 @@ static json_t *store_json(const struct store_file *store, const struct store_seg
 	json_object_set_new(json, "file_bytes", json_u64(store->bytes));
 	json_object_set_new(json, "segment_bytes", json_u64(store->super.segment_bytes));
 	json_object_set_new(json, "segments", json_u64(store->n_segments));
-	json_object_set_new(json, "segments_used", json_u64(n_used));
+	json_object_set_new(json, "segments_used", json_u64(sum->n_used));
 	json_object_set_new(json, "starts", json_u64(store->super.start));
 	json_object_set_new(json, "records", json_u64(sum->n_records));
 	json_object_set_new(json, "bytes", json_u64(sum->bytes));
@@ -140,6 +164,9 @@ static json_t *store_json(const struct store_file *store, const struct store_seg
 	json_object_set_new(json, "damaged", json_u64(sum->n_damaged));
 	json_object_set_new(json, "gaps", json_u64(sum->n_gaps));
 	json_object_set_new(json, "unread", json_u64(sum->n_unread));
+	json_object_set_new(json, "segments_lost", json_u64(sum->n_lost_segments));
+	json_object_set_new(json, "segments_unsealed", json_u64(sum->n_unsealed));
+	json_object_set_new(json, "lost", json_u64(sum->n_lost));
 	return json;
 }
 
@@ -185,27 +212,27 @@ static json_t *ns_list_json(struct look *look)
 
 static int list_one(struct look *look, const char *path)
 {
-	struct store_segment sum = {0}, one;
+	struct store_segment one;
+	struct store_sum sum = {0};
 	char a[QUANTITY_ROOM], b[QUANTITY_ROOM], c[QUANTITY_ROOM];
 	struct store_file store;
-	uint32_t n_used = 0;
 	int r = store_file_open(&store, path, false);
 
 	if (r)
 		return r;
 	for (uint32_t i = 0; i < store.n_segments; i++) {
 		store_file_segment(&store, i, false, look_record, look, &one);
-		n_used += one.n_records != 0;
 		segment_add_up(&sum, &one);
 	}
 	if (look->options->json) {
-		json_array_append_new(look->stores, store_json(&store, &sum, n_used));
+		json_array_append_new(look->stores, store_json(&store, &sum));
 	} else {
 		printf("%s  %s\n", store.path, store.served ? "in use by a daemon" : "not in use");
-		printf("  %u of %u segments of %s in use, capacity %s\n", n_used, store.n_segments,
+		printf("  %u of %u segments of %s in use, capacity %s\n", sum.n_used, store.n_segments,
 			quantity_bytes(a, store.super.segment_bytes), quantity_bytes(b, store.super.capacity));
 		printf("  %s records, %s", quantity_count(a, sum.n_records), quantity_bytes(b, sum.bytes));
 		printf(sum.n_dropped ? "; %s dropped, not overwritten yet\n" : "\n", quantity_count(c, sum.n_dropped));
+		sum_print_lost(&store, &sum, "  ");
 	}
 	store_file_close(&store);
 	return 0;
@@ -252,7 +279,7 @@ static void bar_show(struct look *look, const struct store_file *store, uint32_t
 
 static bool segment_looks_bad(const struct store_segment *segment)
 {
-	return segment->n_damaged || segment->n_gaps || segment->n_unread;
+	return segment->n_damaged || segment->n_gaps || segment->n_unread || segment->lost || segment->n_lost;
 }
 
 /* What looks wrong beside a daemon is looked at again when what it was writing is there. */
@@ -277,7 +304,7 @@ static void verify_again(struct store_file *store, struct store_segment *segment
 	}
 }
 
-static void verify_print(const struct store_file *store, const struct store_segment *sum)
+static void verify_print(const struct store_file *store, const struct store_sum *sum)
 {
 	char a[QUANTITY_ROOM], b[QUANTITY_ROOM];
 
@@ -288,14 +315,15 @@ static void verify_print(const struct store_file *store, const struct store_segm
 	if (sum->n_unread)
 		printf("; the device would not give %" PRIu64 " of them", sum->n_unread);
 	printf("; %" PRIu64 " damaged\n", sum->n_damaged);
+	sum_print_lost(store, sum, "  ");
 }
 
 static int verify_one(struct look *look, const char *path)
 {
-	struct store_segment *segments, sum = {0};
+	struct store_segment *segments;
+	struct store_sum sum = {0};
 	uint64_t start_ns = now_ns();
 	struct store_file store;
-	uint32_t n_used = 0;
 	int r = store_file_open(&store, path, false);
 
 	if (r)
@@ -312,15 +340,13 @@ static int verify_one(struct look *look, const char *path)
 	}
 	bar_show(look, &store, store.n_segments, start_ns);
 	verify_again(&store, segments);
-	for (uint32_t i = 0; i < store.n_segments; i++) {
-		n_used += segments[i].n_records != 0;
+	for (uint32_t i = 0; i < store.n_segments; i++)
 		segment_add_up(&sum, &segments[i]);
-	}
 	if (look->options->json)
-		json_array_append_new(look->stores, store_json(&store, &sum, n_used));
+		json_array_append_new(look->stores, store_json(&store, &sum));
 	else
 		verify_print(&store, &sum);
-	segment_add_up(&look->sum, &sum);
+	look->bad |= sum.n_damaged || sum.n_unread || sum.n_lost_segments || sum.n_lost;
 	free(segments);
 	store_file_close(&store);
 	return 0;
@@ -338,7 +364,7 @@ static int verify_stores(struct look *look)
 	}
 	if (look->options->json && report_json_print(look->stores, 0))
 		return KVCTL_FAILED;
-	return r ? r : look->sum.n_damaged || look->sum.n_unread ? KVCTL_FAILED : KVCTL_DONE;
+	return r ? r : look->bad ? KVCTL_FAILED : KVCTL_DONE;
 }
 
 /* ---- drop and scrub ---- */

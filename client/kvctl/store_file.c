@@ -232,7 +232,25 @@ static uint64_t walk_sequence(struct walk *walk)
 		       : 0;
 }
 
-/* Return: its entries, *seal filled; NULL: it has none that can be used. */
+/* No use of it is named: never used, or lost? */
+static void walk_lost(struct walk *walk)
+{
+	uint64_t segment_bytes = walk->store->super.segment_bytes;
+	struct spill_spot spot = walk_spot(walk, segment_bytes - SPILL_PAGE);
+	uint8_t head[SPILL_PAGE];
+	const uint8_t *page = walk_read(walk, 0, SPILL_PAGE);
+
+	if (!page) {
+		walk->segment->n_unread++;
+		walk->segment->lost = true;
+		return;
+	}
+	memcpy(head, page, sizeof(head));
+	page = walk_read(walk, segment_bytes - SPILL_PAGE, SPILL_PAGE);
+	walk->segment->lost = spill_segment_is_lost(&walk->store->super, head, page, &spot, &walk->segment->n_lost);
+}
+
+/* Return: its entries, *seal filled; NULL: it has none that can be used, seal->n is 0 or how many records it had. */
 static struct spill_disk_entry *walk_index(struct walk *walk, struct spill_seal *seal)
 {
 	uint64_t segment_bytes = walk->store->super.segment_bytes, n;
@@ -240,6 +258,7 @@ static struct spill_disk_entry *walk_index(struct walk *walk, struct spill_seal 
 	const uint8_t *page = walk_read(walk, segment_bytes - SPILL_PAGE, SPILL_PAGE);
 	struct spill_disk_entry *index;
 
+	seal->n = 0;
 	if (!page || spill_seal_decode(page, &spot, segment_bytes, seal) < 0)
 		return NULL;
 	n = spill_index_bytes(seal->n);
@@ -310,13 +329,18 @@ int store_file_segment(struct store_file *store, uint32_t i, bool check, store_r
 
 	memset(segment, 0, sizeof(*segment));
 	segment->sequence = walk_sequence(&walk);
-	if (!segment->sequence)
+	if (!segment->sequence) {
+		walk_lost(&walk);
 		return 0;
+	}
 	index = walk_index(&walk, &seal);
 	if (index)
 		walk_sealed(&walk, index, &seal);
 	else
 		walk_log(&walk);
+	if (seal.n > segment->n_records + segment->n_dropped &&
+		!spill_super_dropped(&store->super, 0, segment->sequence))
+		segment->n_lost = seal.n - segment->n_records - segment->n_dropped;
 	free(index);
 	return 0;
 }

@@ -32,8 +32,10 @@ void store_file_close(struct store_file *store);
 
 /* What one segment holds. */
 struct store_segment {
-	uint64_t sequence; /* 0: never used, or not to be read */
+	uint64_t sequence; /* 0: never used, or lost */
 	bool sealed;
+	bool lost; /* used, and nothing in it can be read */
+	uint64_t n_lost; /* records its seal speaks of, and that are not there */
 	uint64_t n_records, bytes; /* of data */
 	uint64_t n_dropped; /* records that do not count any more: kvctl store drop */
 	uint64_t n_damaged;

@@ -130,6 +130,54 @@ static void verify_counts_the_damaged_record_and_fails(void **state)
 	assert_int_equal(come_back(t->ns, 0, N), N - 1);
 }
 
+static void list_and_verify_name_a_segment_that_cannot_be_read_and_how_many_records_it_had(void **state)
+{
+	static const char lost[] = "segments that were used and cannot be read: 1 of ";
+	static const char records[] = "records that seals of segments speak of and that are lost: 60\n";
+	static uint8_t noise[1 << 20];
+	struct trial *t = *state;
+	char out[OUT], path[160];
+	int fd;
+
+	given_cold_blocks(t, N);
+	stop(t);
+	for (size_t i = 0; i < sizeof(noise); i++)
+		noise[i] = (uint8_t)(i * 7 + i / 251);
+	snprintf(path, sizeof(path), "%s/" SPILL_STORE_NAME, t->spill);
+	fd = open(path, O_WRONLY | O_CLOEXEC);
+	assert_int_equal(pwrite(fd, noise, sizeof(noise), SPILL_SUPER_AREA), (ssize_t)sizeof(noise));
+	close(fd);
+	assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "store", "verify", t->spill), 1);
+	assert_non_null(strstr(out, lost));
+	assert_non_null(strstr(out, records));
+	assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "store", "list", t->spill), 0);
+	assert_non_null(strstr(out, lost));
+	assert_non_null(strstr(out, records));
+	trial_memory_gone(t);
+	trial_start(t);
+	trial_attach(t);
+	assert_true(host_logged(&t->host, "segments were used and cannot be read any more, and 60 records", 0));
+	assert_int_equal(come_back(t->ns, 0, N), 0);
+}
+
+static void a_store_whose_daemon_was_killed_has_no_lost_segment(void **state)
+{
+	struct trial *t = *state;
+	char out[OUT];
+
+	given_cold_blocks(t, N);
+	trial_detach(t);
+	host_kill(&t->host);
+	assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "store", "verify", t->spill), 0);
+	assert_non_null(strstr(out, "60 records"));
+	assert_null(strstr(out, "cannot be read"));
+	assert_null(strstr(out, "lost"));
+	assert_non_null(strstr(out, "segments without a seal (the daemon was killed, or it is damaged)"));
+	trial_start(t);
+	trial_attach(t);
+	assert_false(host_logged(&t->host, "cannot be read any more", 0));
+}
+
 static bool store_was_filled(void *arg)
 {
 	const struct trial *t = arg;
@@ -348,6 +396,8 @@ int main(void)
 		TEST(list_tells_the_same_running_and_stopped),
 		TEST(verify_reads_every_record_and_names_no_damage_where_there_is_none),
 		TEST(verify_counts_the_damaged_record_and_fails),
+		TEST(list_and_verify_name_a_segment_that_cannot_be_read_and_how_many_records_it_had),
+		TEST(a_store_whose_daemon_was_killed_has_no_lost_segment),
 		TEST(verify_takes_no_record_that_is_being_written_for_a_damaged_one),
 		TEST(a_scrub_makes_damage_a_miss_before_it_is_asked_for),
 		TEST(a_path_needs_no_pool),

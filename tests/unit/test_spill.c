@@ -533,6 +533,80 @@ static void a_damaged_segment_header_costs_nothing_but_a_look_at_the_first_recor
 	}
 }
 
+static void overwrite(struct fixture *f, uint32_t segment, uint64_t from, uint64_t bytes, int with)
+{
+	uint8_t *noise = malloc(bytes);
+	int fd = open(f->path, O_RDWR | O_CLOEXEC);
+	unsigned seed = 77;
+
+	for (uint64_t i = 0; i < bytes; i++)
+		noise[i] = with < 0 ? (uint8_t)rand_r(&seed) : (uint8_t)with;
+	assert_true(fd >= 0);
+	assert_int_equal(pwrite(fd, noise, bytes, (off_t)(SPILL_SUPER_AREA + segment * f->opts.segment_bytes + from)),
+		(ssize_t)bytes);
+	close(fd);
+	free(noise);
+}
+
+/* Segments of 4 MiB, 8 records each: what of them is overwritten, with what, and what the start says of it. */
+static void a_start_names_segments_it_cannot_read_and_the_records_their_seals_speak_of(void **state)
+{
+	enum { SEGMENT = 4 << 20, EACH = 8, N = 4 * EACH };
+	static const struct {
+		uint64_t from, bytes;
+		int with;
+		unsigned left; /* records found of the 32 */
+		const char *said;
+	} cases[] = {{0, SEGMENT, -1, N - EACH, "segments were used and cannot be read any more, and 0 records"},
+		{0, SEGMENT / 2, -1, N - EACH, "segments were used and cannot be read any more, and 8 records"},
+		{0, SEGMENT / 2, 0, N - EACH, "segments were used and cannot be read any more, and 8 records"},
+		{SPILL_PAGE, SEGMENT / 2, -1, N, NULL}, /* its index is whole: a read finds out */
+		{0, SEGMENT, 0, N - EACH, NULL}}; /* as if never used */
+	struct fixture *f = *state;
+
+	for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct log_catch log;
+
+		fixture_close(f);
+		unlink(f->path);
+		f->opts.segment_bytes = SEGMENT;
+		assert_int_equal(fixture_open(f), 0);
+		for (unsigned k = 0; k < N; k++)
+			assert_int_equal(put(f, k, 500000), 0);
+		fixture_close(f);
+		overwrite(f, 1, cases[i].from, cases[i].bytes, cases[i].with);
+		log = log_catch();
+		assert_int_equal(fixture_open(f), 0);
+		assert_int_equal(log_lines(&log, "cannot be read any more"), cases[i].said != NULL);
+		assert_int_equal(log_lines(&log, cases[i].said ? cases[i].said : f->path), cases[i].said != NULL);
+		fclose(log.lines);
+		assert_int_equal(f->n_found, cases[i].left);
+		assert_true(store_adds_up(f));
+	}
+}
+
+/* A segment that was set aside and proved good again has the bytes of the probe at its head. */
+static void a_segment_that_a_probe_wrote_to_is_not_taken_for_a_lost_one(void **state)
+{
+	struct spill_super super = {.segment_bytes = SPILL_SEGMENT_MIN};
+	struct spill_spot spot = {.uuid = super.uuid};
+	uint8_t page[SPILL_PAGE];
+	uint64_t n;
+
+	(void)state;
+	for (uint64_t i = 0; i < 1000; i++) {
+		uint64_t off = SPILL_SUPER_AREA + i * SPILL_SEGMENT_MIN;
+
+		for (unsigned k = 0; k < SPILL_PAGE; k++)
+			page[k] = spill_probe_byte(off + k);
+		spot.off = off + SPILL_SEGMENT_MIN - SPILL_PAGE;
+		assert_false(spill_segment_is_lost(&super, page, NULL, &spot, &n));
+		page[i] ^= 1;
+		assert_true(spill_segment_is_lost(&super, page, NULL, &spot, &n));
+		assert_int_equal(n, 0);
+	}
+}
+
 static void damage_is_counted_told_and_then_forgotten(void **state)
 {
 	struct fixture *f = *state;
@@ -1154,6 +1228,8 @@ int main(void)
 		BOTH(a_seal_of_an_earlier_use_of_the_segment_is_not_believed),
 		BOTH(a_damaged_record_header_costs_that_record_only_and_is_counted),
 		ONCE(a_damaged_segment_header_costs_nothing_but_a_look_at_the_first_record),
+		BOTH(a_start_names_segments_it_cannot_read_and_the_records_their_seals_speak_of),
+		ONCE(a_segment_that_a_probe_wrote_to_is_not_taken_for_a_lost_one),
 		BOTH(damage_is_counted_told_and_then_forgotten),
 		ONCE(a_header_damaged_under_a_running_store_is_refused),
 		ONCE(a_damaged_superblock_is_moved_aside_and_a_new_store_begun),
