@@ -191,11 +191,11 @@ static void admin_complain_stands(const char *what, uint16_t type)
 {
 	if (type == KVP_MSG_DRAIN || type == KVP_MSG_EVICT)
 		complain(
-			"%s: the request stands: when the daemon goes on it begins, and ends at once, its deadline over",
+			"%s: the request stands: when the daemon goes on it does a first piece of it, then finds the deadline over",
 			what);
 	else
 		complain(
-			"%s: the request stands: the daemon does it when it goes on; kill it, and start it anew, to have "
+			"%s: the request stands: the daemon does it when it goes on; kill -9 and start it anew to have "
 			"it not done",
 			what);
 }

@@ -228,7 +228,7 @@ static void silence_ends_at_the_deadline(void **state)
 	assert_int_equal(run_here(f, "drain", "--deadline", "0.1"), 3);
 	assert_true(fake_now() - before < 3000000000u);
 	assert_says(f->err, "no answer");
-	assert_says(f->err, "the request stands: when the daemon goes on it begins");
+	assert_says(f->err, "the request stands: when the daemon goes on it does a first piece");
 	server_stop(f, &server);
 	server = server_start(f, ANSWER_NONE, 0);
 	assert_int_equal(run_here(f, "resize", "--deadline", "0.1", "1G"), 3);
