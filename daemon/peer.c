@@ -1068,7 +1068,11 @@ static int listener_bind(struct listener *listener, uint32_t mode, char message[
 		r = -errno;
 	if (r < 0) {
 		snprintf(message, 256, "cannot listen on %s: %s%s", listener->path, strerror(-r),
-			r == -ENOENT ? "; make its directory first" : "");
+			r == -ENOENT ? "; make its directory first"
+			: r == -EACCES || r == -EPERM
+				? "; give the daemon's user its directory (in a unit, RuntimeDirectory=), or choose another --socket"
+			: r == -EROFS ? "; choose another --socket, in a unit RuntimeDirectory= or ReadWritePaths="
+				      : "; choose another --socket");
 		close(fd);
 		return r;
 	}

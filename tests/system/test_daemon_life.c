@@ -1041,6 +1041,20 @@ static void a_senseless_configuration_ends_the_start_with_status_2_and_a_hint(vo
 	refused(f, (const char *const[]){"--group", "no-such-group-here", NULL}, 1, "there is no such group");
 }
 
+/* As an ordinary user's daemon, where only root may write. */
+static void a_socket_directory_that_may_not_be_written_is_named_with_the_way_out(void **state)
+{
+	struct fixture *f = *state;
+
+	host_close(&f->host);
+	assert_int_equal(host_open(&f->host, geteuid() ? geteuid() : 12345), 0);
+	assert_int_equal(
+		host_start(&f->host, (const char *const[]){"--socket", "/kvpool-test-sock", "--pool", "1M", NULL}),
+		-1001);
+	assert_true(host_logged(&f->host,
+		"cannot listen on /kvpool-test-sock: Permission denied; give the daemon's user its directory", 0));
+}
+
 #define WITH_DAEMON(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(int argc, char **argv)
@@ -1073,6 +1087,7 @@ int main(int argc, char **argv)
 		WITH_DAEMON(a_pool_file_that_is_not_ours_is_refused_and_a_senseless_one_written_anew),
 		WITH_DAEMON(a_pool_larger_than_the_memory_there_is_is_refused_with_the_way_out),
 		WITH_DAEMON(a_full_dev_shm_is_refused_before_readiness),
+		WITH_DAEMON(a_socket_directory_that_may_not_be_written_is_named_with_the_way_out),
 		WITH_DAEMON(a_senseless_configuration_ends_the_start_with_status_2_and_a_hint),
 	};
 
