@@ -413,25 +413,29 @@ static void config_size_text(uint64_t bytes, char text[24])
 	snprintf(text, 24, "%" PRIu64 "%s", bytes, units[unit]);
 }
 
-static void config_say_range(const struct option_row *row, const char *value, const char *origin, char message[256])
+/* " (1M to 64T)"; "" where there is none. */
+static void config_range(const struct option_row *row, char text[64])
 {
 	char min[24], max[24];
 
+	text[0] = 0;
+	if (row->kind != OPTION_SIZE && row->kind != OPTION_POOL && row->kind != OPTION_NUMBER &&
+		row->kind != OPTION_OCTAL)
+		return;
 	snprintf(min, sizeof(min), "%" PRIu64, row->min);
-	snprintf(max, sizeof(max), "%" PRIu64, row->max);
-	if (row->kind == OPTION_OCTAL)
-		snprintf(max, sizeof(max), "%" PRIo64, row->max);
-	if (row->kind != OPTION_OCTAL && row->kind != OPTION_NUMBER) {
+	snprintf(max, sizeof(max), row->kind == OPTION_OCTAL ? "%" PRIo64 : "%" PRIu64, row->max);
+	if (row->kind == OPTION_SIZE || row->kind == OPTION_POOL) {
 		config_size_text(row->min, min);
 		config_size_text(row->max, max);
 	}
-	snprintf(message, 256, "%.100s: %s = \"%.60s\" is out of range (%s to %s)", origin, row->name, value, min, max);
+	snprintf(text, 64, " (%s to %s)", min, max);
 }
 
 static int config_set(struct config *config, const char *name, const char *value, const char *origin, char message[256])
 {
 	const char *nearest;
 	const struct option_row *row = config_find(name, &nearest);
+	char range[64];
 	int r;
 
 	if (!row) {
@@ -440,18 +444,20 @@ static int config_set(struct config *config, const char *name, const char *value
 		return -EINVAL;
 	}
 	r = config_set_value(config, row, value);
+	config_range(row, range);
 	if (r == -ERANGE && row->kind == OPTION_LISTEN)
 		snprintf(message, 256, "%s: listen: at most %d of them, each at most 255 bytes long", origin,
 			CONFIG_LISTEN_MAX);
 	else if (r == -ERANGE && row->kind == OPTION_SPILL)
 		snprintf(message, 256, "%s: spill: at most %d stores", origin, CONFIG_STORES_MAX);
 	else if (r == -ERANGE && row->kind != OPTION_TEXT)
-		config_say_range(row, value, origin, message);
+		snprintf(message, 256, "%.100s: %s = \"%.60s\" is out of range%s", origin, row->name, value, range);
 	else if (r == -ERANGE)
 		snprintf(message, 256, "%s: %s is %zu bytes long, at most %" PRIu64 " fit: use a shorter one", origin,
 			name, strlen(value), row->max - 1);
 	else if (r < 0)
-		snprintf(message, 256, "%s: %s = \"%.60s\" is not %s", origin, name, value, config_example(row->kind));
+		snprintf(message, 256, "%s: %s = \"%.60s\" is not %s%s", origin, name, value, config_example(row->kind),
+			range);
 	return r < 0 ? -EINVAL : 0;
 }
 
@@ -774,6 +780,7 @@ static int config_check_pages(struct config *config, char message[256])
 {
 	static const char *const names[] = {"4k", "thp", "2M", "1G"};
 	uint64_t page;
+	char pool[24];
 
 	config->pages = 0;
 	while (config->pages < 4 && strcmp(config->pages_text, names[config->pages]))
@@ -799,6 +806,13 @@ static int config_check_pages(struct config *config, char message[256])
 		config->slab_bytes = kvp_default_slab(config->pool_bytes);
 		if (config->slab_bytes < page)
 			config->slab_bytes = page;
+		if (page > config->pool_bytes) {
+			config_size_text(config->pool_bytes, pool);
+			snprintf(message, 256,
+				"pages = %s: a slab is a page at least, and pool = %s is less than one: a larger pool, or smaller pages",
+				names[config->pages], pool);
+			return -EINVAL;
+		}
 	}
 	config->slab_bytes &= ~(page - 1);
 	return 0;

@@ -221,7 +221,9 @@ static void values_that_make_no_sense_are_refused_with_what_would(void **state)
 	(void)state;
 	refused("pool", "3X", "pool = \"3X\" is not a size, or sizes of nodes: use 64G, or node0=64G,node2=128G");
 	refused("pool", "", "is not a size");
-	refused("pool", "-1", "is not a size");
+	refused("pool", "-1", "node2=128G (1M to 64T)");
+	refused("pool", "16E", "node2=128G (1M to 64T)");
+	refused("uid-max-transit", "16E", "is not a size: use 4096, 64M, 2G (1M to 64T)");
 	refused("pool", "12MM", "is not a size");
 	refused("pool", "99999999999999999999", "is not a size");
 	refused("pool", "99999999T", "is not a size");
@@ -232,9 +234,9 @@ static void values_that_make_no_sense_are_refused_with_what_would(void **state)
 	refused("spill", ":64G", "is not DIR:SIZE");
 	refused("spill", "/var/x:1M", "16M at least");
 	refused("max-clients", "0", "out of range (1 to 2048)");
-	refused("max-clients", "12x", "is not a number: use decimal digits only");
+	refused("max-clients", "12x", "is not a number: use decimal digits only (1 to 2048)");
 	refused("max-clients", "0x10", "is not a number");
-	refused("socket-mode", "0999", "is not an octal number: use 0660");
+	refused("socket-mode", "0999", "is not an octal number: use 0660 (0 to 777)");
 	refused("socket-mode", "1777", "out of range (0 to 777)");
 	refused("lock-memory", "maybe", "is not yes or no");
 	refused("io", "fast", "auto, uring or threads");
@@ -251,6 +253,20 @@ static void values_that_make_no_sense_are_refused_with_what_would(void **state)
 	refused("listen", "/x,mode=01000", "is not PATH");
 	refused("spill", "var/x:64M", "spill = \"var/x\" is a relative path: give an absolute one");
 	refused("config", "", "config = \"\" is not a name");
+}
+
+static void pages_larger_than_the_pool_are_refused_by_the_names_that_were_given(void **state)
+{
+	struct config config;
+	char message[256];
+
+	(void)state;
+	assert_int_equal(PARSE(&config, message, "--pages", "1G", "--pool", "64M"), -EINVAL);
+	assert_non_null(strstr(message, "pages = 1G: a slab is a page at least, and pool = 64M is less than one"));
+	assert_null(strstr(message, "slab ="));
+	assert_int_equal(PARSE(&config, message, "--pages", "1G", "--pool", "1G"), 0);
+	assert_int_equal(PARSE(&config, message, "--slab", "2G", "--pool", "64M"), -EINVAL);
+	assert_non_null(strstr(message, "slab = 2147483648 is larger than pool"));
 }
 
 static void a_path_too_long_for_a_unix_address_is_refused_with_both_lengths(void **state)
@@ -500,6 +516,7 @@ int main(void)
 		cmocka_unit_test(flags_win_over_the_file_wherever_they_stand),
 		cmocka_unit_test(spill_stores_are_a_list_and_flags_begin_it_anew),
 		cmocka_unit_test(values_that_make_no_sense_are_refused_with_what_would),
+		cmocka_unit_test(pages_larger_than_the_pool_are_refused_by_the_names_that_were_given),
 		cmocka_unit_test(a_path_too_long_for_a_unix_address_is_refused_with_both_lengths),
 		cmocka_unit_test(unknown_names_are_refused_with_the_line_and_the_nearest_name),
 		cmocka_unit_test(a_file_that_is_no_list_of_names_is_refused),
