@@ -293,6 +293,7 @@ int main(int argc, char **argv)
 {
 	static struct daemon d;
 	char message[256] = "";
+	gid_t gid;
 	int r;
 
 	log_open();
@@ -300,6 +301,8 @@ int main(int argc, char **argv)
 	r = config_parse_args(&d.config, argc, argv, message);
 	if (r > 0)
 		return EXIT_SUCCESS;
+	if (r == 0)
+		r = pool_group(&d.config, &gid, message);
 	if (r < 0) {
 		log_err("%s", message);
 		return 2;

@@ -305,11 +305,11 @@ static int pool_make(struct pool *pool, const struct config *config, char messag
 	return 0;
 }
 
-static int pool_group(struct pool *pool, const struct config *config, char message[256])
+int pool_group(const struct config *config, gid_t *gid, char message[256])
 {
 	const struct group *group;
 
-	pool->group = (gid_t)-1;
+	*gid = (gid_t)-1;
 	if (!config->group[0])
 		return 0;
 	group = getgrnam(config->group);
@@ -319,7 +319,7 @@ static int pool_group(struct pool *pool, const struct config *config, char messa
 			config->group);
 		return -EINVAL;
 	}
-	pool->group = group->gr_gid;
+	*gid = group->gr_gid;
 	return 0;
 }
 
@@ -361,7 +361,7 @@ int pool_open(struct pool *pool, const struct config *config, char message[256])
 
 	memset(pool, 0, sizeof(*pool));
 	pool->file_fd = pool->io_lock_fd = -1;
-	r = pool_group(pool, config, message);
+	r = pool_group(config, &pool->group, message);
 	if (r < 0)
 		return r;
 	r = pool_lock(pool, config->name, message);

@@ -39,6 +39,9 @@ struct pool {
  */
 int pool_open(struct pool *pool, const struct config *config, char message[256]);
 
+/** pool_group() - the operators' group; -1: none. Return: 0; -EINVAL: there is no such group. */
+int pool_group(const struct config *config, gid_t *gid, char message[256]);
+
 /** pool_process_is_gone() - dead, or on its way out.  A number of another pid namespace reads as gone. */
 bool pool_process_is_gone(pid_t pid);
 

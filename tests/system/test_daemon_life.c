@@ -1038,7 +1038,7 @@ static void a_senseless_configuration_ends_the_start_with_status_2_and_a_hint(vo
 		2, "use a shorter");
 	refused(f, (const char *const[]){"--socket", "/tmp/no/such/directory/sock", "--pool", "1M", NULL}, 1,
 		"make its directory first");
-	refused(f, (const char *const[]){"--group", "no-such-group-here", NULL}, 1, "there is no such group");
+	refused(f, (const char *const[]){"--group", "no-such-group-here", NULL}, 2, "there is no such group");
 }
 
 /* As an ordinary user's daemon, where only root may write. */
