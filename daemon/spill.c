@@ -606,6 +606,19 @@ void spill_tick(struct spill *spill)
 	scrub_tick(spill);
 }
 
+/* What a store that is down still does, and what brings it back. */
+static const char *spill_way_out(const struct spill *spill)
+{
+	int err = spill->health.last_errno;
+
+	if (spill->health.state != SPILL_DOWN)
+		return "";
+	if (spill->health.hung)
+		return "; not written to; up by itself when the disk moves again";
+	return err == ENOENT || err == ESTALE ? "; only read; tried each 30 s: put the file back, or restart"
+					      : "; only read; up by itself when that is mended (tried each 30 s)";
+}
+
 void spill_stats(const struct spill *spill, struct spill_stats *stats)
 {
 	*stats = spill->stats;
@@ -620,8 +633,8 @@ void spill_stats(const struct spill *spill, struct spill_stats *stats)
 	stats->in_flight = spill->n_used;
 	stats->message[0] = 0;
 	if (spill->health.state != SPILL_UP)
-		snprintf(
-			stats->message, sizeof(stats->message), "%.100s: %.150s", spill->file.path, spill->health.what);
+		snprintf(stats->message, sizeof(stats->message), "%.90s: %.98s%s", spill->file.path, spill->health.what,
+			spill_way_out(spill));
 	else if (spill->health.short_of_room)
 		snprintf(stats->message, sizeof(stats->message),
 			"%.100s: its file system has no room for more than %" PRIu64 " bytes", spill->file.path,

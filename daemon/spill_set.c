@@ -469,8 +469,8 @@ static void member_say_state(struct member *member)
 	if (down == member->was_down)
 		return;
 	member->was_down = down;
-	log_line(down ? LOG_LEVEL_WARN : LOG_LEVEL_INFO, "spill store %s is %s: %s", member->opts.dir,
-		down ? "down" : "up again", stats.message);
+	log_line(down ? LOG_LEVEL_WARN : LOG_LEVEL_INFO, "spill store %s is %s%s%s", member->opts.dir,
+		down ? "down" : "up again", stats.message[0] ? ": " : "", stats.message);
 }
 
 void spill_set_tick(struct spill_set *set)

@@ -77,6 +77,7 @@ static void a_failed_write_is_not_recorded_counted_and_told_with_path_and_errno(
 	assert_int_equal(s.last_errno, EIO);
 	assert_non_null(strstr(s.message, f->path));
 	assert_non_null(strstr(s.message, "write failed: Input/output error (errno 5), since 2"));
+	assert_non_null(strstr(s.message, " UTC; only read; up by itself when that is mended (tried each 30 s)"));
 	assert_int_equal(put(f, 2, SIZE), -ENODEV);
 	assert_int_equal(get(f, 0), 0); /* reads go on */
 	assert_true(store_adds_up(f));
@@ -529,6 +530,8 @@ static void a_store_removed_or_moved_while_running_goes_down_and_comes_back_with
 	assert_int_equal(stats_of(f).state, SPILL_DOWN);
 	assert_int_equal(stats_of(f).last_errno, ENOENT);
 	assert_non_null(strstr(stats_of(f).message, f->path));
+	assert_non_null(strstr(stats_of(f).message, "; only read; tried each 30 s: put the file back, or restart"));
+	assert_int_equal(get(f, 1), 0); /* as it says */
 	assert_int_equal(put(f, 2, SIZE), -ENODEV);
 	tick_in_time(f);
 	assert_int_equal(stats_of(f).state, SPILL_DOWN);

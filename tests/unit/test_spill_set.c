@@ -428,6 +428,7 @@ static void a_store_that_fails_is_off_alone_and_named_with_errno_count_and_since
 {
 	struct stores *s = *state;
 	char away[100];
+	struct log_catch log;
 
 	for (unsigned k = 0; k < 30; k++)
 		assert_int_equal(set_put(s, k, SIZE), 0);
@@ -443,7 +444,10 @@ static void a_store_that_fails_is_off_alone_and_named_with_errno_count_and_since
 		assert_int_not_equal(store_of(s, k), 2);
 	}
 	assert_int_equal(rename(away, s->dirs[2]), 0);
+	log = log_catch();
 	tick_until(s, 2, SPILL_UP);
+	assert_int_equal(log_lines(&log, "is up again\n"), 1); /* nothing more to say */
+	fclose(log.lines);
 	assert_int_equal(store_stats(s, 0).state, SPILL_UP);
 	for (unsigned k = 0; k < 50; k++)
 		assert_int_equal(set_get(s, k), 0);
