@@ -388,6 +388,7 @@ int pool_open(struct pool *pool, const struct config *config, char message[256])
 		r = pool_life_lock(pool, message);
 	if (r < 0)
 		return r;
+	pool->state_before = atomic_load(&pool->header->state);
 	atomic_store(&pool->header->state, KVP_DAEMON_STARTING);
 	atomic_fetch_add(&pool->header->epoch, 1);
 	atomic_store(&pool->header->heartbeat_ns, loop_now());

@@ -29,6 +29,7 @@ struct pool {
 	struct kvp_slab_row *slab_rows;
 	uint64_t meta_bytes; /* shared memory allocated for other things than block bytes */
 	char file_path[96];
+	uint32_t state_before; /* how the daemon before this one left it */
 	int io_lock_fd; /* flock()ed file of this daemon's rings; the spill store's ring takes it over */
 };
 
