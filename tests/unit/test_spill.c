@@ -1119,7 +1119,11 @@ static void a_second_owner_is_refused_by_any_path_and_a_copy_is_nobodys(void **s
 	snprintf(command, sizeof(command), "cp %s/* %s/", f->dir, copy_dir);
 	assert_int_equal(system(command), 0);
 	second.expect = 0;
+#ifdef __SANITIZE_THREAD__
+	print_message("not tried: ThreadSanitizer bears no new thread in a forked child of a process with threads\n");
+#else
 	assert_int_equal(in_child(open_second, &second), 0);
+#endif
 	scratch_remove(copy_dir);
 	assert_int_equal(put(f, 2, 20000), 0); /* the first has noticed nothing */
 	assert_int_equal(get(f, 1), 0);
