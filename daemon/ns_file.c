@@ -149,18 +149,21 @@ static void ns_file_load(struct daemon *d, const char *path, int dir, const char
 	if (fd < 0)
 		return;
 	if (fstat(fd, &st) < 0 || st.st_uid != geteuid() || (st.st_mode & 077))
-		bad = "it is not ours alone (owner or mode)";
+		bad = "it must be the daemon's user's own, mode 0600: chown and chmod it, and restart";
 	else
 		n = read(fd, &file, sizeof(file));
 	close(fd);
 	if (!bad)
 		bad = ns_file_bad(&file, n);
+	if (bad && with_base)
+		return; /* said the first time */
 	if (!bad && (ns_find(d, file.birth.id) || (file.birth.base_id != 0) != with_base))
 		return;
 	if (!bad && ns_make(d, &file.birth, &ns, reason) < 0)
 		bad = reason;
 	if (bad)
-		log_warn("%s/%s is passed over: %s", path, name, bad);
+		log_warn("%s/%s is passed over, so no block of its namespace comes back from the store: %s", path, name,
+			bad);
 }
 
 static void ns_file_load_dir(struct daemon *d, const char *path, bool with_base)

@@ -105,6 +105,7 @@ struct tier {
 	struct job jobs; /* head of the list of all */
 	struct job *drain, *evict, *drop;
 	struct loop_timer evict_timer, drop_timer; /* the next piece */
+	uint64_t n_nobodys; /* records found of no namespace there is */
 	uint64_t too_long; /* longest block the store could not take, as far as was said */
 	struct spill_stats told; /* what of the store's numbers is in the counters already */
 	uint64_t reading_bytes; /* being read, or queued for it */
@@ -1709,6 +1710,7 @@ static void *tier_found(void *owner, const struct spill_record *record, spill_pl
 	struct ns *ns = ns_find(d, record->ns_id);
 	struct entry *e;
 
+	d->tier->n_nobodys += !ns;
 	if (!ns || record->bytes > ns->head->block_bytes || record->used_tokens > ns->head->desc.block_tokens ||
 		kvp_key_is_none(&record->key))
 		return NULL;
@@ -1764,6 +1766,19 @@ static int store_node(const char *path)
 	return topology_device_node(S_ISBLK(st.st_mode) ? st.st_rdev : st.st_dev);
 }
 
+/* Namespaces that made way for others leave records behind; but where nothing is anybody's, the files were left behind. */
+static void tier_say_nobodys(const struct tier *tier)
+{
+	struct spill_stats stats;
+
+	spill_set_stats(tier->spill, &stats);
+	if (tier->n_nobodys)
+		log_line(stats.live_records ? LOG_LEVEL_INFO : LOG_LEVEL_WARN,
+			"spill store %s: %" PRIu64
+			" records are of namespaces without a file ns-*.kvns beside the store, and are misses; if those files were left behind when it was moved, put them there, mode 0600 and the daemon's own, and restart before the room is used anew",
+			tier->d->config.stores[0].path, tier->n_nobodys);
+}
+
 static int tier_open_spill(struct daemon *d, char message[256])
 {
 	struct tier *tier = d->tier;
@@ -1792,6 +1807,7 @@ static int tier_open_spill(struct daemon *d, char message[256])
 	if (r < 0)
 		return r;
 	d->pool.io_lock_fd = -1; /* the stores' rings have it */
+	tier_say_nobodys(tier);
 	snprintf(d->pool.stats->spill_dir, sizeof(d->pool.stats->spill_dir), "%s", d->config.stores[0].path);
 	log_info("spill store %s: %s", d->config.stores[0].path, message);
 	tier->spill_source = (struct loop_source){

@@ -643,6 +643,38 @@ static void a_namespace_file_of_another_version_is_said_plainly_and_passed_over(
 	put(&f->ns, 2, NULL);
 }
 
+static unsigned n_logged(const struct host *host, const char *text)
+{
+	char line[1300];
+	FILE *log = fopen(host->log, "re");
+	unsigned n = 0;
+
+	while (log && fgets(line, sizeof(line), log))
+		n += strstr(line, text) != NULL;
+	if (log)
+		fclose(log);
+	return n;
+}
+
+static void a_namespace_file_of_the_wrong_mode_is_said_once_with_its_cost_and_the_way_out(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_wire_admin_done done;
+	char path[256];
+
+	for (uint64_t k = 0; k < 10; k++)
+		put(&f->ns, k, NULL);
+	assert_int_equal(drain(f, &done), sizeof(done));
+	snprintf(path, sizeof(path), "%s/ns-%016llx.kvns", f->spill, (unsigned long long)f->ns.id);
+	assert_int_equal(chmod(path, 0644), 0);
+	reboot(f, true);
+	assert_int_equal(n_logged(&f->host,
+				 "is passed over, so no block of its namespace comes back from the store: it must be"),
+		1);
+	assert_int_equal(n_logged(&f->host, "mode 0600: chown and chmod it, and restart"), 1);
+	assert_int_equal(n_logged(&f->host, "10 records are of namespaces without a file"), 1);
+}
+
 /* A namespace that is gone takes its records with it. */
 static void what_is_no_ones_any_more_on_disk_is_garbage(void **state)
 {
@@ -654,6 +686,7 @@ static void what_is_no_ones_any_more_on_disk_is_garbage(void **state)
 	snprintf(path, sizeof(path), "%s/ns-%016llx.kvns", f->spill, (unsigned long long)f->ns.id);
 	assert_int_equal(unlink(path), 0);
 	reboot(f, true);
+	assert_true(host_logged(&f->host, " records are of namespaces without a file ns-*.kvns", 0));
 	assert_int_equal(COUNTER(f, cold), 0);
 	for (uint64_t k = 0; k < 10; k++)
 		assert_int_equal(comes_back(&f->ns, k, NULL), 0);
@@ -686,6 +719,7 @@ int main(int argc, char **argv)
 		WITH_SPILL(blocks_longer_than_a_segment_are_counted_said_once_and_stored_by_a_store_made_for_them),
 		WITH_SPILL(a_second_daemon_on_the_same_spill_directory_is_refused),
 		WITH_SPILL(a_namespace_file_of_another_version_is_said_plainly_and_passed_over),
+		WITH_SPILL(a_namespace_file_of_the_wrong_mode_is_said_once_with_its_cost_and_the_way_out),
 		WITH_SPILL(what_is_no_ones_any_more_on_disk_is_garbage),
 	};
 
