@@ -611,8 +611,8 @@ static const char *spill_way_out(const struct spill *spill)
 {
 	int err = spill->health.last_errno;
 
-	if (spill->health.state != SPILL_DOWN)
-		return "";
+	if (spill->health.state == SPILL_FULL)
+		return "; asked again each 30 s: make room there";
 	if (spill->health.hung)
 		return "; not written to; up by itself when the disk moves again";
 	return err == ENOENT || err == ESTALE ? "; only read; tried each 30 s: put the file back, or restart"
@@ -628,8 +628,9 @@ void spill_stats(const struct spill *spill, struct spill_stats *stats)
 	stats->last_errno = spill->health.last_errno;
 	stats->since = spill->health.since;
 	stats->queued_bytes = spill->n_used_bytes;
-	stats->capacity = spill->opts.capacity;
 	stats->used_bytes = SPILL_SUPER_AREA + (uint64_t)spill->n_present * spill->file.super.segment_bytes;
+	/* what the file system does not give is no room, whatever was asked for */
+	stats->capacity = spill->health.short_of_room ? stats->used_bytes : spill->opts.capacity;
 	stats->in_flight = spill->n_used;
 	stats->message[0] = 0;
 	if (spill->health.state != SPILL_UP)
@@ -637,6 +638,7 @@ void spill_stats(const struct spill *spill, struct spill_stats *stats)
 			spill_way_out(spill));
 	else if (spill->health.short_of_room)
 		snprintf(stats->message, sizeof(stats->message),
-			"%.100s: its file system has no room for more than %" PRIu64 " bytes", spill->file.path,
-			stats->used_bytes);
+			"%.80s: room for %" PRIu64 " of %" PRIu64 " bytes on its file system, in segments of %" PRIu64
+			"; asked again each 30 s: make room there, or give --spill a smaller size",
+			spill->file.path, stats->used_bytes, spill->opts.capacity, spill->file.super.segment_bytes);
 }

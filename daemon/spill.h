@@ -147,7 +147,8 @@ struct spill_stats {
 	int last_errno;
 	int64_t since; /* seconds since the epoch: of the state, 0: since the start */
 	uint64_t queued_bytes; /* of the transfers in flight */
-	uint64_t capacity, used_bytes, live_bytes, live_records, in_flight;
+	uint64_t capacity; /* as configured, or what the file system gives of it */
+	uint64_t used_bytes, live_bytes, live_records, in_flight;
 	uint64_t writes, write_bytes, reads, read_bytes, write_errors, read_errors, damaged, skipped, reclaimed;
 	uint64_t scrub_bytes, scrub_passes, scrub_damaged;
 	char message

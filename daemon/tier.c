@@ -1831,7 +1831,7 @@ static void tier_store_rows(struct daemon *d)
 			.node = (uint32_t)d->tier->store_nodes[i],
 			.last_errno = (uint32_t)s.last_errno,
 			.since = (uint64_t)s.since,
-			.capacity = d->config.stores[i].bytes,
+			.capacity = s.capacity ? s.capacity : d->config.stores[i].bytes,
 			.used = s.used_bytes,
 			.live = s.live_bytes,
 			.live_records = s.live_records,

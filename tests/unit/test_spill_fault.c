@@ -419,6 +419,10 @@ static void a_full_file_system_makes_the_store_reclaim_earlier(void **state)
 	assert_int_equal(stats_of(f).state, SPILL_UP);
 	assert_int_equal(stats_of(f).write_errors, 0);
 	assert_true(f->spill->n_present <= 5);
+	/* what there is, not what was asked for; and what becomes of it */
+	assert_int_equal(stats_of(f).capacity, stats_of(f).used_bytes);
+	assert_true(stats_of(f).capacity < f->opts.capacity);
+	assert_non_null(strstr(stats_of(f).message, "asked again each 30 s: make room there"));
 	for (unsigned k = 0; k < 100; k++)
 		assert_int_equal(get(f, k), f->blocks[k].place ? 0 : -ENOENT);
 	assert_true(f->n_gone >= 60);
@@ -427,6 +431,8 @@ static void a_full_file_system_makes_the_store_reclaim_earlier(void **state)
 	for (unsigned k = 100; k < 200; k++)
 		assert_int_equal(put(f, k, SIZE), 0);
 	assert_true(f->spill->n_present > 10);
+	assert_int_equal(stats_of(f).capacity, f->opts.capacity);
+	assert_string_equal(stats_of(f).message, "");
 }
 
 static void with_no_room_at_all_the_store_is_full_and_serves_when_there_is_some(void **state)
@@ -441,6 +447,8 @@ static void with_no_room_at_all_the_store_is_full_and_serves_when_there_is_some(
 	assert_int_equal(stats_of(f).state, SPILL_FULL);
 	assert_int_equal(stats_of(f).last_errno, ENOSPC);
 	assert_non_null(strstr(stats_of(f).message, "No space left"));
+	assert_non_null(strstr(stats_of(f).message, "asked again each 30 s: make room there"));
+	assert_int_equal(stats_of(f).capacity, SPILL_SUPER_AREA);
 	fault_disarm();
 	tick_in_time(f);
 	assert_int_equal(stats_of(f).state, SPILL_UP);
