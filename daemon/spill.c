@@ -494,6 +494,7 @@ int spill_begin(struct spill **result, const struct spill_opts *opts, char messa
 int spill_tell(struct spill **result, char message[256])
 {
 	struct spill *spill = *result;
+	uint32_t n_unsealed = 0;
 	int r = spill_tell_found(spill);
 
 	if (r == 0 && !spill->stats.live_records && spill->opts.largest_block > spill_longest(spill))
@@ -509,11 +510,13 @@ int spill_tell(struct spill **result, char message[256])
 	while (spill->allocating)
 		io_wait(spill->io, loop_now() + SPILL_SECOND);
 	for (uint32_t i = 0; i < spill->n_present; i++)
-		if (spill->segments[i].dirty) { /* a crash left it unsealed: once flushed, it is */
-			spill_flush_own(spill);
-			break;
-		}
+		n_unsealed += spill->segments[i].dirty;
+	if (n_unsealed) /* once flushed, they are sealed */
+		spill_flush_own(spill);
 	text_append(message, "; %" PRIu64 " records in %u segments", spill->stats.live_records, spill->n_present);
+	if (n_unsealed)
+		text_append(message, ", %u of them without a seal (a kill, or damage): what it had is not known",
+			n_unsealed);
 	return 0;
 }
 
