@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/fault.h"
+
 static inline int scratch_remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
 {
 	(void)st;
@@ -35,19 +37,15 @@ static inline void scratch_make(char dir[64])
 	}
 }
 
-/* Arm faults; the serial number makes an equal text count from 1 again.  Unit tests link a daemon built with KVP_FAULT. */
+/* Arm faults, counted from 1. Unit tests link a daemon built with KVP_FAULT. */
 static inline void fault_arm(const char *rules)
 {
-	static unsigned serial;
-	char text[256];
-
-	snprintf(text, sizeof(text), "%s,serial=%u", rules, ++serial);
-	setenv("KVPOOL_FAULT", text, 1);
+	fault_set(rules);
 }
 
 static inline void fault_disarm(void)
 {
-	unsetenv("KVPOOL_FAULT");
+	fault_set("");
 }
 
 #endif
