@@ -249,8 +249,8 @@ static HOT void index_prefetch(const struct ns_map *map, const struct kvp_key *k
 	__builtin_prefetch(&map->index[kvp_index_home(key, map->n_buckets)]);
 }
 
-/* Where the key's home bucket says it is, fetched already; UINT64_MAX: not there. */
-static HOT uint64_t slot_guess(const struct ns_map *map, const struct kvp_key *key)
+/* Where the key's home bucket says it is; UINT64_MAX: not there. @fetch: what a pin needs of it as well. */
+static HOT uint64_t slot_guess(const struct ns_map *map, const struct kvp_key *key, bool fetch)
 {
 	const struct kvp_index_bucket *bucket = &map->index[kvp_index_home(key, map->n_buckets)];
 
@@ -260,8 +260,10 @@ static HOT uint64_t slot_guess(const struct ns_map *map, const struct kvp_key *k
 
 		if ((uint32_t)(hint >> 32) != kvp_index_tag(key) || !hint || slot >= map->n_slots)
 			continue;
-		__builtin_prefetch(&map->blocks[slot]);
-		__builtin_prefetch(slot_pin(map, slot), 1);
+		if (fetch) {
+			__builtin_prefetch(&map->blocks[slot]);
+			__builtin_prefetch(slot_pin(map, slot), 1);
+		}
 		return slot;
 	}
 	return UINT64_MAX;
@@ -284,7 +286,7 @@ static HOT bool view_take(struct kvp_view *view, struct kvp_ns *ns, const struct
 	hold->generation = spot->generation;
 	hold->block = spot->block;
 	hold->pin = spot->pin;
-	/* field by field: a whole one would be cleared first, with a string instruction */
+	/* field by field: a whole one would be cleared first, with a string instruction; the rest of opaque is not looked at */
 	view->data = spot->data;
 	view->used_bytes = spot->used_bytes;
 	view->used_tokens = spot->used_tokens;
@@ -293,7 +295,6 @@ static HOT bool view_take(struct kvp_view *view, struct kvp_ns *ns, const struct
 	view->reason = 0;
 	view->ns = ns;
 	view->opaque[0] = handle;
-	view->opaque[1] = view->opaque[2] = view->opaque[3] = 0;
 	return true;
 }
 
@@ -427,7 +428,7 @@ static void acquire_run(struct acquire *a)
 	for (uint32_t i = a->at; i < a->n && i < a->at + PREFETCH_AHEAD; i++)
 		index_prefetch(a->map, &a->keys[i]);
 	for (uint32_t i = a->at; i < a->n && i < a->at + GUESS_AHEAD; i++)
-		guesses[i % GUESS_AHEAD] = slot_guess(a->map, &a->keys[i]);
+		guesses[i % GUESS_AHEAD] = slot_guess(a->map, &a->keys[i], true);
 	for (; a->at < a->n; a->at++) {
 		uint64_t *guess = &guesses[a->at % GUESS_AHEAD];
 		struct spot spot = {0}, slow;
@@ -436,7 +437,7 @@ static void acquire_run(struct acquire *a)
 		if (a->at + PREFETCH_AHEAD < a->n)
 			index_prefetch(a->map, &a->keys[a->at + PREFETCH_AHEAD]);
 		if (a->at + GUESS_AHEAD < a->n)
-			*guess = slot_guess(a->map, &a->keys[a->at + GUESS_AHEAD]);
+			*guess = slot_guess(a->map, &a->keys[a->at + GUESS_AHEAD], true);
 		if (pinned ? !acquire_take(a, &spot) : !acquire_slowly(a, &slow) || !acquire_take(a, &slow))
 			return;
 	}
@@ -590,7 +591,8 @@ static HOT bool acquire_one(struct kvp_ns *ns, const struct kvp_key *key, struct
 		atomic_load_explicit(&part->client, memory_order_relaxed) != ns->client ||
 		atomic_load_explicit(&ns->client->dead, memory_order_relaxed))
 		return false;
-	if (slot_try(map, slot_guess(map, key), key, &spot) != FOUND_PINNED || !view_take(view, ns, &spot, KVP_HIT_RAM))
+	if (slot_try(map, slot_guess(map, key, false), key, &spot) != FOUND_PINNED ||
+		!view_take(view, ns, &spot, KVP_HIT_RAM))
 		return false;
 	part_add_ns(part, map, COUNT_HITS_RAM, 1);
 	part_add_ns(part, map, COUNT_TOKENS_RAM, spot.used_tokens);
