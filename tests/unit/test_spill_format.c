@@ -160,7 +160,8 @@ static void a_superblock_out_of_bounds_or_of_another_version_is_refused(void **s
 	static const uint64_t bad[] = {
 		0, SPILL_SEGMENT_MIN - 4096, SPILL_SEGMENT_MIN + 512, SPILL_SEGMENT_MAX + 4096, UINT64_MAX};
 	_Alignas(8) uint8_t page[SPILL_PAGE], again[SPILL_PAGE];
-	struct spill_super super = {.capacity = 1 << 30, .segment_bytes = 1 << 20, .start = 2, .pid = 77}, found = {.pid = 1};
+	struct spill_super super = {.capacity = 1 << 30, .segment_bytes = 1 << 20, .start = 2, .pid = 77},
+			   found = {.pid = 1};
 
 	(void)state;
 	spill_super_encode(page, &super);
