@@ -23,38 +23,7 @@ static const char prompt[] =
 	"And it came to pass, when the king had heard the words of the prophet, that he rent his clothes, and put "
 	"sackcloth upon his flesh, and fasted, and lay in sackcloth, and went softly.\n";
 
-struct engine {
-	struct model model;
-	struct tokenizer tokenizer;
-	uint32_t *ids;
-	uint64_t n;
-};
-
-static int engine_open(void **state)
-{
-	struct engine *e = calloc(1, sizeof(*e));
-	struct error error = {0};
-
-	if (model_open(&e->model, MODEL, &error) < 0 ||
-		tokenizer_open(&e->tokenizer, TOKENS, e->model.n_vocab, &error) < 0) {
-		print_error("%s\n", error.text);
-		return -1;
-	}
-	e->n = (uint64_t)tokenizer_encode(&e->tokenizer, prompt, strlen(prompt), e->model.context, &e->ids, &error);
-	*state = e;
-	return 0;
-}
-
-static int engine_close(void **state)
-{
-	struct engine *e = *state;
-
-	free(e->ids);
-	tokenizer_close(&e->tokenizer);
-	model_close(&e->model);
-	free(e);
-	return 0;
-}
+#include "engine_fixture.h"
 
 static struct kv_store *given_store(const struct engine *e, uint32_t type, const struct attend *how)
 {
