@@ -1,0 +1,130 @@
+/*
+ * tier_parts.h - inside of tier.h: what its files share
+ *
+ * tier.c the store and its writes, tier_room.c room, tier_restore.c blocks that come back, tier_jobs.c who waits,
+ * tier_admin.c drain, evict, drop and scrub.
+ */
+#ifndef KVPOOL_TIER_PARTS_H
+#define KVPOOL_TIER_PARTS_H
+
+#include "config.h"
+#include "io.h"
+#include "loop.h"
+#include "spill.h"
+#include "tier.h"
+
+#define RETRY_NS 20000000ull /* nothing could be evicted: look again after so long */
+#define LOOKS_MAX 512 /* candidates looked at in one call */
+
+enum job_kind {
+	JOB_RESERVE,
+	JOB_RESTORE,
+	JOB_PUBLISH,
+	JOB_DRAIN,
+	JOB_EVICT,
+	JOB_DROP,
+};
+
+struct waiter {
+	struct waiter *next; /* of the entry */
+	struct entry *entry; /* NULL: done */
+	struct job *job;
+	uint32_t index;
+};
+
+struct job {
+	struct job *next; /* in the list of its namespace, or of the tier */
+	struct job *all_next, *all_prev;
+	enum job_kind kind;
+	uint64_t since_ns; /* it waits for a slot */
+	uint64_t near_until_ns; /* RESERVE: so long for one on its node while that node's slab is made */
+	struct daemon *d;
+	struct peer *peer; /* NULL: gone, nobody hears the answer */
+	struct member *member;
+	struct ns *ns;
+	uint64_t id;
+	struct loop_timer timer;
+	uint32_t n, n_left, node;
+	uint32_t first; /* RESTORE: with this one it is answered; UINT32_MAX: when all are there */
+	struct waiter *waiters; /* RESTORE */
+	struct kvp_wire_found *found; /* RESTORE */
+	struct kvp_wire_item *items; /* PUBLISH */
+	struct kvp_wire_result *results;
+	uint32_t at; /* PUBLISH: item being worked on */
+	uint64_t fill; /* PUBLISH: slot being copied into, or NO_SLOT */
+	struct io_op op;
+	struct stage *stage; /* PUBLISH: of the member, that may go */
+	uint64_t n_done; /* DRAIN, EVICT */
+	struct block_name *todo; /* DRAIN, DROP */
+	uint64_t n_todo, todo_at, n_failed;
+	int error; /* DRAIN: errno of the last write that failed */
+	bool flushing;
+	uint64_t n_want, ns_id, n_looks; /* EVICT; ns_id 0: all; looks in vain since the last block that went */
+};
+
+/* A block that a drain has to write, or a drop to forget. Keys, not entries: those may go meanwhile. */
+struct block_name {
+	uint64_t ns_id;
+	struct kvp_key key;
+};
+
+struct tier {
+	struct daemon *d;
+	struct spill_set *spill; /* NULL: off */
+	int store_nodes[CONFIG_STORES_MAX]; /* the kernel's numbers; -1: not known */
+	struct loop_source spill_source;
+	struct io *copies; /* out of staging areas */
+	struct loop_source copies_source;
+	struct job jobs; /* head of the list of all */
+	struct job *drain, *evict, *drop;
+	struct loop_timer evict_timer, drop_timer; /* the next piece */
+	uint64_t n_nobodys; /* records found of no namespace there is */
+	uint64_t too_long; /* longest block the store could not take, as far as was said */
+	struct spill_stats told; /* what of the store's numbers is in the counters already */
+	uint64_t reading_bytes; /* being read, or queued for it */
+	uint64_t read_event_ns; /* last time a read ended, or the first of many began */
+	double read_ns_per_byte; /* how fast they come, all together; 0: not known yet */
+};
+
+/* ---- tier.c ---- */
+
+struct spill_record entry_record(const struct entry *e);
+/** tier_may_write() - may this victim be written, as far as the day's budget goes? */
+bool tier_may_write(const struct entry *e);
+/** tier_write() - start writing a victim's cold copy. Return: 0; -EAGAIN: later; other -errno: it cannot be written. */
+int tier_write(struct entry *e);
+/** tier_gone() - the store lost the record of entry @cookie */
+void tier_gone(void *owner, void *cookie);
+
+/* ---- tier_room.c ---- */
+
+/** tier_evict_oldest() - evict, or start to write, until @want slots are free or coming. Return: 1; 0: they never will be, the
+ *  rest is in use; -EAGAIN: the store takes no more writes now; -EINTR: so many looks did not do it. */
+int tier_evict_oldest(struct ns *ns, uint64_t want, unsigned looks_max);
+
+/* ---- tier_restore.c ---- */
+
+/** tier_start_reads() - start reads of queued entries as long as slots and the store's queue allow */
+void tier_start_reads(struct ns *ns);
+
+/* ---- tier_jobs.c ---- */
+
+/** job_new() - a request that waits until @deadline_ns at most. Return: NULL: no memory. */
+struct job *job_new(enum job_kind kind, struct member *member, struct peer *peer, uint64_t id, uint64_t deadline_ns);
+void job_free(struct job *job);
+/** job_allowed() - may this peer start a request that may wait? Else it is refused. */
+bool job_allowed(struct peer *peer, uint16_t type, uint64_t msg_id);
+/** job_answer_restore() - with what there is; ends the job */
+void job_answer_restore(struct job *job);
+
+/* ---- tier_admin.c ---- */
+
+/** drain_step(), evict_step() - go on, if one is under way */
+void drain_step(struct tier *tier);
+void evict_step(struct tier *tier);
+/** job_answer_drain(), job_answer_evict(), job_answer_drop() - with what is done; end the job */
+void job_answer_drain(struct job *job, bool late);
+void job_answer_evict(struct job *job, bool late);
+void job_answer_drop(struct job *job, bool late);
+
+#endif
