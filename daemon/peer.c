@@ -644,6 +644,20 @@ static void admin_log(const struct peer *peer, uint16_t type, const struct kvp_w
 	log_info("asked for by uid %u, pid %d: %s", (unsigned)peer->uid, (int)peer->pid, what);
 }
 
+/* Whoever asked waits no longer, and may have said otherwise since: what lay in the socket past its deadline, while we were
+   stopped, is not done. 0: of a client that gives none. */
+static bool admin_too_late(struct peer *peer, const struct kvp_msg *msg, uint64_t deadline_ns)
+{
+	uint64_t now = loop_now();
+
+	if (!deadline_ns || now < deadline_ns)
+		return false;
+	log_warn("request %u of uid %u, pid %d is not done: it was read %.1f s after its deadline", msg->type,
+		(unsigned)peer->uid, (int)peer->pid, (double)(now - deadline_ns) / 1e9);
+	peer_refuse(peer, msg->type, msg->id, ETIME, "not done: it was read only after its deadline: ask again");
+	return true;
+}
+
 static void on_admin(struct peer *peer, const struct kvp_msg *msg, const void *body, size_t n)
 {
 	struct kvp_wire_admin admin;
@@ -660,7 +674,8 @@ static void on_admin(struct peer *peer, const struct kvp_msg *msg, const void *b
 
 		memcpy(&resize, body, sizeof(resize));
 		resize.pool[sizeof(resize.pool) - 1] = 0;
-		resize_ask(peer->d, peer, msg->id, resize.pool, resize.deadline_ns);
+		if (!admin_too_late(peer, msg, resize.deadline_ns))
+			resize_ask(peer->d, peer, msg->id, resize.pool, resize.deadline_ns);
 		return;
 	}
 	if (n != sizeof(admin) || msg->type == KVP_MSG_RESIZE) {
@@ -668,6 +683,8 @@ static void on_admin(struct peer *peer, const struct kvp_msg *msg, const void *b
 		return;
 	}
 	memcpy(&admin, body, sizeof(admin));
+	if (admin_too_late(peer, msg, admin.deadline_ns))
+		return;
 	admin_log(peer, msg->type, &admin);
 	switch (msg->type) {
 	case KVP_MSG_DRAIN:

@@ -193,14 +193,15 @@ struct kvp_wire_staged {
 	uint64_t n_blocks;
 };
 
+/* What an operator asks for. Read after its deadline it is not done: status -ETIME. */
 struct kvp_wire_admin {
-	uint64_t deadline_ns;
+	uint64_t deadline_ns; /* CLOCK_MONOTONIC; 0: none */
 	uint64_t ns_id; /* 0: all */
 	uint64_t n; /* EVICT: blocks; UINT64_MAX: all that may go */
 };
 
 struct kvp_wire_resize {
-	uint64_t deadline_ns;
+	uint64_t deadline_ns; /* likewise */
 	char pool[1024]; /* as kvpoold's --pool */
 };
 

@@ -13,6 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <time.h>
@@ -186,17 +188,17 @@ int admin_ask(int fd, const char *what, uint16_t type, const void *ask, size_t a
 	}
 }
 
-/* Without an answer it is not undone: the daemon reads it when it goes on, whether anybody waits or not. */
-static void admin_complain_stands(const char *what, uint16_t type)
+void admin_complain_late(const char *what, int fd)
 {
-	if (type == KVP_MSG_DRAIN || type == KVP_MSG_EVICT)
+	int unread = 0;
+
+	if (ioctl(fd, SIOCOUTQ, &unread) == 0 && unread)
 		complain(
-			"%s: the request stands: when the daemon goes on it does a first piece of it, then finds the deadline over",
+			"%s: not done: the daemon has not read the request, and when it goes on it refuses what is past its deadline",
 			what);
 	else
 		complain(
-			"%s: the request stands: the daemon does it when it goes on; kill -9 and start it anew to have "
-			"it not done",
+			"%s: the daemon has read the request, so it may be done, or in part: kvctl stats and the daemon's log tell",
 			what);
 }
 
@@ -218,11 +220,11 @@ int admin_do(const struct options *options, const char *admin, uint16_t type, vo
 	deadline_ns = now_ns() + limit_ns;
 	memcpy(ask, &deadline_ns, sizeof(deadline_ns));
 	r = admin_ask(fd, options->command, type, ask, ask_bytes, deadline_ns + ANSWER_GRACE_NS, done);
-	close(fd);
 	if (r < 0)
 		admin_complain(options->command, path, r);
 	if (r == -ETIMEDOUT)
-		admin_complain_stands(options->command, type);
+		admin_complain_late(options->command, fd);
+	close(fd);
 	return !r ? 0 : r == -ETIMEDOUT || r == -EAGAIN ? KVCTL_DOWN : KVCTL_FAILED;
 }
 

@@ -23,6 +23,8 @@ void admin_complain(const char *what, const char *path, int error);
 /** admin_ask() - one message and its answer by the deadline; a wait of more than a second is told. Return: 0; 1: refused (said); -ETIMEDOUT; -EPROTO; -errno. */
 int admin_ask(int fd, const char *what, uint16_t type, const void *ask, size_t ask_bytes, uint64_t deadline_ns,
 	struct kvp_wire_admin_done *done);
+/** admin_complain_late() - no answer came on @fd by the deadline: say whether @what may still have been done */
+void admin_complain_late(const char *what, int fd);
 /** admin_do() - one operator's message, from connect to answer. @ask begins with its deadline. Return: 0; exit code (said). */
 int admin_do(const struct options *options, const char *admin, uint16_t type, void *ask, size_t ask_bytes,
 	uint64_t limit_ns, struct kvp_wire_admin_done *done);

@@ -216,7 +216,7 @@ static int purge_by_daemon(
 	const struct options *options, const char *admin, int fd, const char *admin_path, uint64_t deadline_ns)
 {
 	struct kvp_wire_admin_done done;
-	struct kvp_wire_admin ask = {0};
+	struct kvp_wire_admin ask = {.deadline_ns = deadline_ns};
 	char path[POOL_PATH_MAX] = "";
 	struct stat st = {0};
 	struct pool pool;
@@ -232,8 +232,7 @@ static int purge_by_daemon(
 	if (r < 0)
 		admin_complain("purge", admin_path, r);
 	if (r == -ETIMEDOUT)
-		complain(
-			"purge: the daemon has the request and purges when it goes on; kill it, and purge again, to have it now");
+		admin_complain_late("purge", fd);
 	if (r)
 		return r == -ETIMEDOUT || r == -EAGAIN ? KVCTL_DOWN : KVCTL_FAILED;
 	if (path[0] && !wait_until_gone(path, st.st_ino, deadline_ns)) {
