@@ -5,6 +5,8 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <poll.h>
+
 #include "spill_fixture.h"
 
 #define MIB (1ull << 20)
@@ -41,6 +43,18 @@ static void damage(struct fixture *f, unsigned k)
 	assert_int_equal(pwrite(fd, &byte, 1, off), 1);
 	fsync(fd);
 	close(fd);
+}
+
+static int drop(struct fixture *f, uint64_t ns_id)
+{
+	int res = 1, r = spill_drop(f->spill, ns_id, flush_done, &res);
+
+	if (r < 0)
+		return r;
+	assert_int_equal(spill_drop(f->spill, ns_id, flush_done, &res), -EBUSY);
+	while (res > 0)
+		spill_wait(f->spill, loop_now() + SPILL_SECOND);
+	return res;
 }
 
 static void wait_for_pass(struct fixture *f)
@@ -112,6 +126,34 @@ static void a_scrub_reads_no_more_than_its_rate(void **state)
 	assert_true(stats_of(f).scrub_bytes <= (seconds + 1) * rate + rate / 2); /* the last one may go beyond it */
 }
 
+/* What the worker found, before the loop was told: nothing orders the two, the bell was rung after it. */
+static NO_TSAN bool scrub_found_right(const struct fixture *f)
+{
+	return f->spill->scrub.right;
+}
+
+static void a_long_record_is_hashed_for_a_scrub_off_the_loop(void **state)
+{
+	struct fixture *f = *state;
+	struct pollfd bell;
+
+	assert_int_equal(drop(f, 0), 0);
+	fixture_reopen(f);
+	assert_int_equal(put(f, 0, BLOCK_MAX), 0);
+	for (unsigned i = 0; i < 20; i++) /* the store's own operations end too */
+		spill_wait(f->spill, loop_now() + SPILL_SECOND / 100);
+	bell = (struct pollfd){.fd = spill_fd(f->spill), .events = POLLIN};
+	assert_int_equal(poll(&bell, 1, 0), 0);
+	assert_int_equal(spill_scrub_now(f->spill, 64 * MIB) / SPILL_PAGE, BLOCK_MAX / SPILL_PAGE + 1);
+	assert_true(f->spill->scrub.busy);
+	assert_int_equal(poll(&bell, 1, 20000), 1); /* the loop does nothing meanwhile */
+	assert_true(scrub_found_right(f));
+	assert_int_equal(stats_of(f).scrub_bytes, 0); /* it has not even looked */
+	spill_reap(f->spill);
+	assert_true(stats_of(f).scrub_bytes > BLOCK_MAX);
+	assert_int_equal(stats_of(f).scrub_damaged, 0);
+}
+
 static void the_first_pass_waits_until_the_start_is_over(void **state)
 {
 	struct fixture *f = *state;
@@ -135,18 +177,6 @@ static void a_segment_that_is_read_for_a_scrub_is_not_reused(void **state)
 	assert_int_equal(stats_of(f).scrub_damaged, 0);
 	assert_int_equal(stats_of(f).damaged, 0);
 	assert_true(store_adds_up(f));
-}
-
-static int drop(struct fixture *f, uint64_t ns_id)
-{
-	int res = 1, r = spill_drop(f->spill, ns_id, flush_done, &res);
-
-	if (r < 0)
-		return r;
-	assert_int_equal(spill_drop(f->spill, ns_id, flush_done, &res), -EBUSY);
-	while (res > 0)
-		spill_wait(f->spill, loop_now() + SPILL_SECOND);
-	return res;
 }
 
 static void what_was_dropped_does_not_come_back(void **state)
@@ -215,6 +245,7 @@ int main(void)
 		WITH(a_scrub_finds_the_damaged_record_and_no_other),
 		WITH(damage_is_logged_whether_a_reader_or_a_scrub_finds_it),
 		WITH(a_scrub_reads_no_more_than_its_rate),
+		WITH(a_long_record_is_hashed_for_a_scrub_off_the_loop),
 		WITH(the_first_pass_waits_until_the_start_is_over),
 		WITH(a_segment_that_is_read_for_a_scrub_is_not_reused),
 		WITH(what_was_dropped_does_not_come_back),
