@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -126,7 +127,7 @@ void config_defaults(struct config *config)
 
 int config_parse_size(const char *text, uint64_t *bytes)
 {
-	static const char units[] = "kMGT";
+	static const char units[] = "kmgt";
 	char *end;
 	unsigned long long n;
 	unsigned shift = 0;
@@ -138,15 +139,12 @@ int config_parse_size(const char *text, uint64_t *bytes)
 	if (errno)
 		return -EINVAL;
 	if (*end) {
-		const char *unit = strchr(units, *end == 'K' ? 'k' : *end);
+		const char *unit = strchr(units, tolower((unsigned char)*end));
 
-		if (!unit || !*unit)
+		if (!unit)
 			return -EINVAL;
 		shift = 10 * (unsigned)(unit - units + 1);
-		end++;
-		if (end[0] == 'i' && end[1] == 'B')
-			end += 2;
-		if (*end)
+		if (end[1] && strcmp(end + 1, "B") && strcmp(end + 1, "iB"))
 			return -EINVAL;
 	}
 	if (shift && n >> (64 - shift))
@@ -180,16 +178,22 @@ static size_t config_distance(const char *a, const char *b)
 	return row[n];
 }
 
+/* What was cut short is nearer than what is as short; capitals make a difference, but no large one. */
+static size_t config_farness(const char *name, const char *option)
+{
+	size_t n = strlen(name), distance = config_distance(name, option);
+
+	return n && distance && !strncasecmp(option, name, n) ? 1 : distance;
+}
+
+/* @nearest: of those so near that somebody may have meant them, or NULL. */
 static const struct option_row *config_find(const char *name, const char **nearest)
 {
-	size_t best = 99;
+	size_t best = strlen(name) / 3 + 1;
 
 	*nearest = NULL;
 	for (size_t i = 0; i < N_OPTIONS; i++) {
-		size_t n = strlen(name), distance = config_distance(name, options[i].name);
-
-		if (n && distance && !strncmp(options[i].name, name, n))
-			distance = 1; /* what was cut short is nearer than what is as short */
+		size_t distance = config_farness(name, options[i].name);
 
 		if (!distance)
 			return &options[i];
@@ -199,6 +203,14 @@ static const struct option_row *config_find(const char *name, const char **neare
 		}
 	}
 	return NULL;
+}
+
+/* What to say behind an unknown name, if there is one near it. */
+static void config_suggest(const char *nearest, const char *before, const char *after, char text[64])
+{
+	text[0] = 0;
+	if (nearest)
+		snprintf(text, 64, " did you mean %s%s%s?", before, nearest, after);
 }
 
 static int config_set_spill(struct config *config, const char *value)
@@ -435,12 +447,13 @@ static int config_set(struct config *config, const char *name, const char *value
 {
 	const char *nearest;
 	const struct option_row *row = config_find(name, &nearest);
-	char range[64];
+	char range[64], suggestion[64];
 	int r;
 
 	if (!row) {
-		snprintf(message, 256, "%s: no option \"%.40s\"; did you mean \"%s\"? kvpoold --help lists them",
-			origin, name, nearest ? nearest : "pool");
+		config_suggest(nearest, "\"", "\"", suggestion);
+		snprintf(
+			message, 256, "%s: no option \"%.40s\";%s kvpoold --help lists them", origin, name, suggestion);
 		return -EINVAL;
 	}
 	r = config_set_value(config, row, value);
@@ -649,7 +662,7 @@ static void config_help(void)
 		option_default(&options[i], &defaults, text);
 		printf("  --%s %s\n        %s%s\n", options[i].name, options[i].arg, options[i].help, text);
 	}
-	printf("  --help, --version\n\nSizes: 4096, 64M, 2G (powers of 1024).\n");
+	printf("  --help, --version\n\nSizes: 4096, 64M, 2G; m, MB and MiB are M too (powers of 1024).\n");
 }
 
 #define OPTION_CODE 256 /* each its own: getopt_long() takes what is cut short for the first of those that share one */
@@ -682,10 +695,12 @@ static int config_scan(struct config *config, int argc, char **argv, bool only_f
 		}
 		if (c == '?') {
 			const char *nearest;
+			char suggestion[64];
 
 			config_find(argv[optind - 1] + strspn(argv[optind - 1], "-"), &nearest);
-			snprintf(message, 256, "unknown option %.60s; did you mean --%s? kvpoold --help lists them",
-				argv[optind - 1], nearest ? nearest : "pool");
+			config_suggest(nearest, "--", "", suggestion);
+			snprintf(message, 256, "unknown option %.60s;%s kvpoold --help lists them", argv[optind - 1],
+				suggestion);
 			return -EINVAL;
 		}
 		if (only_file == !strcmp(longs[index].name, "config")) {

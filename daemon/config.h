@@ -96,7 +96,8 @@ int config_parse_args(struct config *config, int argc, char **argv, char message
 /** config_parse_text() - the lines of a configuration file. @origin: its name for messages. Return: 0; -EINVAL. */
 int config_parse_text(struct config *config, const char *text, const char *origin, char message[256]);
 
-/** config_parse_size() - "64M", "2G", "4096"; k, M, G, T are powers of 1024. Return: 0; -EINVAL. */
+/** config_parse_size() - "64M", "2G", "4096"; k, M, G, T, in either case, with B or iB or not, are powers of 1024.
+ *  Return: 0; -EINVAL. */
 int config_parse_size(const char *text, uint64_t *bytes);
 
 /** config_parse_pool() - a new value of pool: pool_bytes and nodes. Return: 0; -EINVAL. */

@@ -233,8 +233,10 @@ static void daemon_stop(struct daemon *d)
 	session_stop(d);
 	ns_stop(d);
 	slab_stop(d);
-	if (d->pool.header) /* who did not serve leaves it as it was: after a kill that is not in order */
-		atomic_store(&d->pool.header->state, d->served ? KVP_DAEMON_STOPPED : d->pool.state_before);
+	if (d->pool.header && d->served)
+		atomic_store(&d->pool.header->state, KVP_DAEMON_STOPPED);
+	else if (d->pool.header)
+		pool_put_back(&d->pool);
 	if (d->purge_at_end)
 		pool_purge(&d->pool, &d->config);
 	else if (d->pool.header && d->served)

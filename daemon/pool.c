@@ -388,7 +388,7 @@ int pool_open(struct pool *pool, const struct config *config, char message[256])
 		r = pool_life_lock(pool, message);
 	if (r < 0)
 		return r;
-	pool->state_before = atomic_load(&pool->header->state);
+	memcpy(&pool->before, pool->header, sizeof(pool->before));
 	atomic_store(&pool->header->state, KVP_DAEMON_STARTING);
 	atomic_fetch_add(&pool->header->epoch, 1);
 	atomic_store(&pool->header->heartbeat_ns, loop_now());
@@ -399,6 +399,19 @@ int pool_open(struct pool *pool, const struct config *config, char message[256])
 	gauge_set(&pool->stats->counters.pool_bytes, config->pool_bytes);
 	pool->meta_bytes = KVP_PAGE + pool->stats->object_bytes;
 	return pool_io_lock(pool, message);
+}
+
+void pool_put_back(struct pool *pool)
+{
+	struct kvp_pool_header *header = pool->header;
+	const struct kvp_pool_header *before = &pool->before;
+
+	header->daemon_pid = before->daemon_pid;
+	memcpy(header->socket, before->socket, sizeof(header->socket));
+	header->pool_bytes = before->pool_bytes;
+	gauge_set(&pool->stats->counters.pool_bytes, before->pool_bytes);
+	atomic_store(&header->heartbeat_ns, atomic_load(&before->heartbeat_ns));
+	atomic_store(&header->state, atomic_load(&before->state)); /* after a kill that is not in order */
 }
 
 void pool_close(struct pool *pool)

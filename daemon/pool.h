@@ -29,7 +29,7 @@ struct pool {
 	struct kvp_slab_row *slab_rows;
 	uint64_t meta_bytes; /* shared memory allocated for other things than block bytes */
 	char file_path[96];
-	uint32_t state_before; /* how the daemon before this one left it */
+	struct kvp_pool_header before; /* as the daemon before this one left it */
 	int io_lock_fd; /* flock()ed file of this daemon's rings; the spill store's ring takes it over */
 };
 
@@ -45,6 +45,9 @@ int pool_group(const struct config *config, gid_t *gid, char message[256]);
 
 /** pool_process_is_gone() - dead, or on its way out.  A number of another pid namespace reads as gone. */
 bool pool_process_is_gone(pid_t pid);
+
+/** pool_put_back() - this daemon did not get as far as serving: who looks sees the one before it, as that was left */
+void pool_put_back(struct pool *pool);
 
 /** pool_close() - unmap; the objects stay for the next daemon. */
 void pool_close(struct pool *pool);

@@ -86,7 +86,7 @@ static int quantity_parse(const char *text, const char *units, uint64_t step, co
 		return -EINVAL;
 	if (*end) {
 		/* a model of 8B weights */
-		char letter = *end == 'K' ? 'k' : *end == 'B' && step == 1000 ? 'G' : *end;
+		char letter = *end == 'B' && step == 1000 ? 'g' : (char)tolower((unsigned char)*end);
 		const char *unit = strchr(units, letter);
 
 		if (!unit)
@@ -107,9 +107,9 @@ int quantity_parse_bytes(const char *text, uint64_t *bytes)
 	const char *rest;
 	uint64_t n;
 
-	if (quantity_parse(text, "kMGT", 1024, &rest, &n) < 0)
+	if (quantity_parse(text, "kmgt", 1024, &rest, &n) < 0)
 		return -EINVAL;
-	if (rest[0] && strcmp(rest, "iB"))
+	if (rest[0] && ((rest == text + strspn(text, "0123456789")) || (strcmp(rest, "B") && strcmp(rest, "iB"))))
 		return -EINVAL;
 	*bytes = n;
 	return 0;
@@ -120,7 +120,7 @@ int quantity_parse_count(const char *text, uint64_t min, uint64_t max, uint64_t 
 	const char *rest;
 	uint64_t value;
 
-	if (quantity_parse(text, "kMGT", 1000, &rest, &value) < 0 || rest[0])
+	if (quantity_parse(text, "kmgt", 1000, &rest, &value) < 0 || rest[0])
 		return -EINVAL;
 	if (value < min || value > max)
 		return -ERANGE;

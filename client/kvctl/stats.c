@@ -68,6 +68,8 @@ static void print_memory(const struct snapshot *snapshot, const struct totals *t
 	if (pool > C(c->slab_bytes_allocated) && rest >= WORTH_TELLING)
 		printf("       %s of the pool are not used: it is no multiple of the slab, %s\n",
 			quantity_bytes(a, rest), quantity_bytes(b, slab));
+	if (C(totals->blocks.demoted))
+		printf("       %s blocks moved to nodes without CPUs\n", quantity_count(a, C(totals->blocks.demoted)));
 	if (C(c->slab_bytes_staging) || C(c->slab_bytes_leaving) || C(c->slabs_condemned))
 		printf("       staging %s, leaving %s; %" PRIu64 " slabs condemned\n",
 			quantity_bytes(a, C(c->slab_bytes_staging)), quantity_bytes(b, C(c->slab_bytes_leaving)),
@@ -206,7 +208,51 @@ static json_t *stores_json(const struct kvp_stats *head)
 	return list;
 }
 
-static void print_spill(const struct snapshot *snapshot)
+/* How fast blocks come back, and what for: of the namespace whose last cold run would take longest. */
+static void print_restores(const struct snapshot *snapshot, const struct totals *totals)
+{
+	const struct kvp_counters *c = &snapshot->head.counters;
+	const struct kvp_ns_row *slowest = NULL;
+	char a[QUANTITY_ROOM], b[QUANTITY_ROOM], d[QUANTITY_ROOM], name[KVP_NAME_MAX];
+
+	if (C(c->spill_read_speed) || C(c->spill_read_queue))
+		printf("       blocks come back at %s/s, %s queued; %s of them read ahead\n",
+			quantity_bytes(a, C(c->spill_read_speed)), quantity_bytes(b, C(c->spill_read_queue)),
+			quantity_count(d, C(totals->blocks.read_ahead)));
+	for (unsigned i = 0; i < snapshot->n_ns; i++)
+		if (C(snapshot->ns[i].counters.restore_us) > (slowest ? C(slowest->counters.restore_us) : 0))
+			slowest = &snapshot->ns[i];
+	if (!slowest)
+		return;
+	printf("       the last cold blocks asked for of %.20s: %.1f ms to read", ns_name(slowest, name),
+		(double)C(slowest->counters.restore_us) / 1000);
+	if (C(slowest->counters.recompute_us))
+		printf(", %.1f ms to compute", (double)C(slowest->counters.recompute_us) / 1000);
+	printf("\n");
+}
+
+/* Blocks that were not written, or not found again, and why: only what there was. */
+static void print_dropped(const struct kvp_counters *c)
+{
+	const struct {
+		uint64_t n;
+		const char *why;
+	} parts[] = {{C(c->spill_too_slow), "the store was too slow"}, {C(c->spill_too_long), "longer than a segment"},
+		{C(c->spill_skipped), "places unreadable at starts"},
+		{C(c->spill_scrub_damaged), "found damaged by the scrub"}};
+	const char *between = "       ";
+
+	for (unsigned i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+		if (!parts[i].n)
+			continue;
+		printf("%s%s %" PRIu64, between, parts[i].why, parts[i].n);
+		between = ", ";
+	}
+	if (between[0] == ',')
+		printf("\n");
+}
+
+static void print_spill(const struct snapshot *snapshot, const struct totals *totals)
 {
 	const struct kvp_counters *c = &snapshot->head.counters;
 	uint64_t capacity = C(c->spill_capacity_bytes), used = C(c->spill_used_bytes), live = C(c->spill_live_bytes);
@@ -245,6 +291,8 @@ static void print_spill(const struct snapshot *snapshot)
 	if (C(c->spill_last_errno))
 		printf(", last error %d (%s)", (int)C(c->spill_last_errno), strerror((int)C(c->spill_last_errno)));
 	printf("\n");
+	print_dropped(c);
+	print_restores(snapshot, totals);
 }
 
 static void print_hits(const struct totals *totals)
@@ -322,7 +370,7 @@ static void stats_page(const struct pool *pool, const struct snapshot *snapshot)
 	printf("\n");
 	print_memory(snapshot, &totals, pool->header.slab_bytes, pool->header.max_places);
 	print_nodes(&snapshot->head);
-	print_spill(snapshot);
+	print_spill(snapshot, &totals);
 	print_hits(&totals);
 	print_clients(&snapshot->head.counters);
 	if (!snapshot->n_ns)

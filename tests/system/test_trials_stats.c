@@ -77,16 +77,18 @@ static unsigned times(const char *text, const char *what)
 	return n;
 }
 
-static void a_start_that_fails_does_not_make_a_killed_daemon_one_that_stopped_in_order(void **state)
+static void a_start_that_fails_leaves_a_killed_or_stopped_daemon_with_its_pid_socket_and_size(void **state)
 {
-	static const char *const senseless[] = {
-		"--pool", "2M", "--slab", "1M", "--admin-socket", "/nonexistent/dir/sock", NULL};
+	static const char *const senseless[] = {"--pool", "3M", "--slab", "1M", "--socket", "/nonexistent/dir/sock",
+		"--admin-socket", "/nonexistent/dir/sock.admin", NULL};
 	struct trial *t = *state;
 	const char *was[48];
-	char out[16384];
+	char out[16384], line[200];
+	uint64_t pool = atomic_load(&t->host.stats->counters.pool_bytes);
 
 	memcpy(was, t->host.argv, sizeof(was));
 	for (unsigned stopped = 0; stopped < 2; stopped++) {
+		snprintf(line, sizeof(line), "socket %s  pid %d ", t->host.socket, (int)t->host.pid);
 		if (stopped)
 			host_stop(&t->host);
 		else
@@ -94,6 +96,8 @@ static void a_start_that_fails_does_not_make_a_killed_daemon_one_that_stopped_in
 		assert_int_equal(host_start(&t->host, senseless), -1001);
 		assert_true(host_logged(&t->host, "/nonexistent/dir/sock", 0));
 		assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "stats"), 3);
+		assert_non_null(strstr(out, line));
+		assert_int_equal(atomic_load(&t->host.stats->counters.pool_bytes), pool);
 		assert_int_equal(strstr(out, "stopped in order") != NULL, stopped);
 		assert_int_equal(strstr(out, "gone") != NULL, !stopped);
 		memcpy(t->host.argv, was, sizeof(was));
@@ -435,7 +439,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		WITH_DAEMON(with_the_tier_off_and_nobody_there_stats_are_whole),
-		WITH_DAEMON(a_start_that_fails_does_not_make_a_killed_daemon_one_that_stopped_in_order),
+		WITH_DAEMON(a_start_that_fails_leaves_a_killed_or_stopped_daemon_with_its_pid_socket_and_size),
 		WITH_DAEMON(of_a_dead_daemon_ping_says_so_shortly_and_stats_tell_it),
 		cmocka_unit_test(with_no_pool_at_all_the_answer_is_short_and_an_error),
 		WITH_DAEMON(of_a_stopped_daemon_stats_come_within_five_seconds_and_tell_it),

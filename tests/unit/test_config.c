@@ -304,6 +304,12 @@ static void unknown_names_are_refused_with_the_line_and_the_nearest_name(void **
 	assert_non_null(strstr(message, "unknown option --s; did you mean --socket?"));
 	assert_int_equal(PARSE(&config, message, "--uid-max", "7"), -EINVAL);
 	assert_non_null(strstr(message, "did you mean --uid-max-"));
+	assert_int_equal(PARSE(&config, message, "--POOL", "7"), -EINVAL);
+	assert_non_null(strstr(message, "did you mean --pool"));
+	assert_int_equal(PARSE(&config, message, "--nosuch", "7"), -EINVAL); /* far from all: none is suggested */
+	assert_string_equal(message, "unknown option --nosuch; kvpoold --help lists them");
+	assert_int_equal(config_parse_text(&config, "nosuch = 2G\n", "/etc/k.conf", message), -EINVAL);
+	assert_string_equal(message, "/etc/k.conf:1: no option \"nosuch\"; kvpoold --help lists them");
 	assert_int_equal(PARSE(&config, message, "--pool"), -EINVAL);
 	assert_non_null(strstr(message, "--pool needs a value"));
 	assert_int_equal(PARSE(&config, message, "8M"), -EINVAL);
@@ -464,8 +470,16 @@ static void sizes_are_powers_of_1024(void **state)
 	assert_int_equal(bytes, 16ull << 40);
 	assert_int_equal(config_parse_size("16777215T", &bytes), 0);
 	assert_int_equal(config_parse_size("16777216T", &bytes), -EINVAL);
-	assert_int_equal(config_parse_size("1m", &bytes), -EINVAL);
-	assert_int_equal(config_parse_size("1MB", &bytes), -EINVAL);
+	assert_int_equal(config_parse_size("8m", &bytes), 0);
+	assert_int_equal(bytes, 8 * MIB);
+	assert_int_equal(config_parse_size("8MB", &bytes), 0);
+	assert_int_equal(bytes, 8 * MIB);
+	assert_int_equal(config_parse_size("2giB", &bytes), 0);
+	assert_int_equal(bytes, 2048 * MIB);
+	assert_int_equal(config_parse_size("1Mb", &bytes), -EINVAL);
+	assert_int_equal(config_parse_size("1MBB", &bytes), -EINVAL);
+	assert_int_equal(config_parse_size("8B", &bytes), -EINVAL);
+	assert_int_equal(config_parse_size("8x", &bytes), -EINVAL);
 	assert_int_equal(config_parse_size(" 1M", &bytes), -EINVAL);
 	assert_int_equal(config_parse_size("1.5G", &bytes), -EINVAL);
 }

@@ -227,6 +227,26 @@ static void weights_are_counted_by_thousands_and_sizes_by_1024(void **state)
 	assert_int_equal(run(f, "plan", LLAMA, "--block-tokens", "16", "--spill", "8B"), 2);
 }
 
+static void sizes_are_taken_as_people_write_them(void **state)
+{
+	static const char *const same[] = {"8G", "8g", "8GB", "8GiB", "8589934592"};
+	static const char *const wrong[] = {"8B", "8Gb", "8x", "-8G", "8iB"};
+	struct fake *f = *state;
+	char first[4000] = "";
+
+	for (unsigned i = 0; i < 5; i++) {
+		assert_int_equal(run(f, "plan", "--layers", "32", "--kv-heads", "8", "--head-dim", "128", "--dtype",
+					 "f16", "--block-tokens", "16", "--pool", same[i]),
+			0);
+		if (!i)
+			snprintf(first, sizeof(first), "%s", f->out);
+		assert_string_equal(f->out, first);
+		assert_int_equal(run(f, "plan", "--layers", "32", "--kv-heads", "8", "--head-dim", "128", "--dtype",
+					 "f16", "--block-tokens", "16", "--pool", wrong[i]),
+			2);
+	}
+}
+
 static void a_person_gets_lines(void **state)
 {
 	struct fake *f = *state;
@@ -280,6 +300,7 @@ int main(void)
 		test(a_tile_that_is_not_full_counts_as_padding),
 		test(what_makes_no_sense_is_refused),
 		test(weights_are_counted_by_thousands_and_sizes_by_1024),
+		test(sizes_are_taken_as_people_write_them),
 		test(a_person_gets_lines),
 		test(the_manual_lists_every_counter),
 	};

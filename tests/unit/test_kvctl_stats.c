@@ -37,6 +37,29 @@ static void how_far_the_pool_can_grow_is_told(void **state)
 	assert_says(f->out, "kvctl resize takes it to 512 KiB at most (8 slabs of 64 KiB)");
 }
 
+static void what_restores_cost_and_what_was_not_written_is_on_the_page(void **state)
+{
+	struct fake *f = *state;
+
+	f->stats->counters.spill_state = 1;
+	assert_int_equal(run_here(f, "stats"), 0);
+	assert_null(strstr(f->out, "blocks come back"));
+	assert_null(strstr(f->out, "too slow"));
+	f->stats->counters.spill_read_speed = 1u << 30;
+	f->stats->counters.spill_read_queue = 3u << 20;
+	f->stats->counters.spill_too_slow = 5;
+	f->stats->counters.spill_scrub_damaged = 2;
+	f->ns_row->counters.read_ahead = 7;
+	f->ns_row->counters.restore_us = 12300;
+	assert_int_equal(run_here(f, "stats"), 0);
+	assert_says(f->out, "blocks come back at 1 GiB/s, 3 MiB queued; 7 of them read ahead\n");
+	assert_says(f->out, "the last cold blocks asked for of model: 12.3 ms to read\n");
+	assert_says(f->out, "the store was too slow 5, found damaged by the scrub 2\n");
+	f->ns_row->counters.recompute_us = 4500;
+	assert_int_equal(run_here(f, "stats"), 0);
+	assert_says(f->out, "12.3 ms to read, 4.5 ms to compute\n");
+}
+
 static void the_balance_of_a_namespace_is_shown_and_judged(void **state)
 {
 	struct fake *f = *state;
@@ -417,6 +440,7 @@ int main(void)
 		test(a_served_pool_is_a_page_of_80_columns),
 		test(what_is_lost_or_not_used_is_told),
 		test(how_far_the_pool_can_grow_is_told),
+		test(what_restores_cost_and_what_was_not_written_is_on_the_page),
 		test(the_balance_of_a_namespace_is_shown_and_judged),
 		test(json_has_every_counter_by_its_name),
 		test(a_daemon_that_is_gone_does_not_serve_however_young_its_heartbeat),
