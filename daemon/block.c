@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "events.h"
 #include "guard.h"
 #include "index.h"
 #include "kvpool_desc.h"
@@ -14,6 +15,7 @@
 #include "tier.h"
 
 #define FILL_LOOKS 8
+#define FORGET_MAX 4096 /* blocks of a tree in one call */
 #define REPAIR_AHEAD 4 /* buckets whose blocks are fetched meanwhile */
 #define ADOPT_AHEAD 8
 
@@ -371,6 +373,7 @@ struct entry *block_entry(struct ns *ns, const struct kvp_wire_item *item)
 		tier_cold_forget(ns->d, e->cold);
 		e->cold = 0;
 		gauge_add(&ns->row->counters.cold, -1);
+		events_removed(e, KVP_HIT_SPILL);
 	}
 	return e;
 }
@@ -400,6 +403,7 @@ void block_publish_grant(struct member *member, const struct kvp_wire_item *item
 	result->slot = item->slot;
 	result->generation = item->generation;
 	gauge_add(&ns->row->counters.stored, 1);
+	events_stored(e, KVP_HIT_RAM);
 	tier_entry_ready(e);
 }
 
@@ -428,6 +432,7 @@ void block_publish_fill(struct entry *e, uint64_t slot)
 {
 	ns_slot(e->ns, slot)->io--;
 	block_make_hot(e, slot, e->bytes, e->used_tokens);
+	events_stored(e, KVP_HIT_RAM);
 	block_hold(e);
 }
 
@@ -478,6 +483,7 @@ static void block_unpublish(struct entry *e)
 	block_free(ns, slot);
 	ns_entry_set_cold_only(e);
 	gauge_add(&ns->row->counters.evicted, 1);
+	events_removed(e, KVP_HIT_RAM);
 	if (e->cold) {
 		gauge_add(&ns->row->counters.clean, -1);
 		gauge_add(&ns->row->counters.cold, 1);
@@ -494,6 +500,50 @@ bool block_evict(struct entry *e)
 		return false;
 	block_unpublish(e);
 	return true;
+}
+
+/* One with nothing below it. */
+static bool block_forget_leaf(struct entry *e)
+{
+	struct ns *ns = e->ns;
+	bool hot = e->slot != NO_SLOT;
+
+	if (e->io != ENTRY_IDLE || (hot && (block_is_held(e) || !block_drain(e))))
+		return false;
+	if (e->cold) {
+		tier_cold_forget(ns->d, e->cold);
+		e->cold = 0;
+		gauge_add(hot ? &ns->row->counters.clean : &ns->row->counters.cold, -1);
+		events_removed(e, KVP_HIT_SPILL);
+	}
+	if (hot) {
+		block_unpublish(e);
+		return true;
+	}
+	ns_ghost_add(ns, &e->key, KVP_MISS_EVICTED);
+	ns_entry_drop(e);
+	return true;
+}
+
+bool block_forget(struct entry *top)
+{
+	struct entry *e = top;
+
+	for (unsigned n = 0; n < FORGET_MAX; n++) {
+		struct entry *parent;
+		bool last;
+
+		while (e->first_child)
+			e = e->first_child;
+		parent = e->parent;
+		last = e == top;
+		if (e->ns != top->ns || !block_forget_leaf(e))
+			return false;
+		if (last)
+			return true;
+		e = parent;
+	}
+	return false;
 }
 
 bool block_drop_slab(struct ns *ns, struct slab *slab)

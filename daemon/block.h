@@ -47,6 +47,9 @@ int block_admit(struct ns *ns, const struct kvp_wire_item *item, struct kvp_wire
 
 /** block_evict() - let go of the hot copy if nobody pins it. Return: false: pinned, held or busy; its stamp is renewed. */
 bool block_evict(struct entry *e);
+/** block_forget() - it goes, from memory and from the store, as if it had never been there, after all that hangs below it.
+ *  Return: false: it or one of those is pinned, held, busy, or of another namespace, or they are many: call again. */
+bool block_forget(struct entry *e);
 /** block_hold() - keep it from eviction until whoever was told of it has used it, for about a second at most */
 void block_hold(struct entry *e);
 /** block_is_held() - by block_hold(), or by a transfer of its bytes */

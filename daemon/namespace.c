@@ -11,6 +11,8 @@
 #include <unistd.h>
 
 #include "block.h"
+#include "events.h"
+#include "forget.h"
 #include "index.h"
 #include "kvpool_desc.h"
 #include "log.h"
@@ -90,6 +92,8 @@ static void ns_row_fill(struct ns *ns)
 
 static void ns_free(struct ns *ns)
 {
+	forget_ns_gone(ns);
+	events_close(ns);
 	ns_entry_free_all(ns);
 	if (ns->head)
 		munmap(ns->head, ns->head->object_bytes);

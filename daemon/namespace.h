@@ -103,6 +103,10 @@ struct ns {
 	uint32_t *ghosts; /* what was evicted or damaged: tag:30 | reason:2, by key; NULL until first used */
 	uint64_t cost_ns_per_token;
 	uint64_t no_room_until_ns; /* nothing was evictable: do not look again before */
+	struct kvp_ring *ring; /* events.c's; NULL: nobody has asked for it */
+	int ring_fd;
+	bool quiet; /* being cleared: what goes is not told one by one */
+	struct clear *clear; /* forget.c's, while it is being cleared */
 	struct slab
 		*emptying; /* withdrawn: its blocks are being moved to others, for it is to go to another namespace */
 	uint64_t emptying_until_ns; /* nobody has asked for it since: it stays */

@@ -10,6 +10,7 @@
 #define XXH_INLINE_ALL /* short keys: a call costs as much as the hash */
 #include <xxhash.h>
 
+#include "events.h"
 #include "kvpool_desc.h"
 #include "namespace.h"
 #include "policy.h"
@@ -277,6 +278,7 @@ static void ns_entry_free(struct entry *e)
 	if (e->cold) {
 		tier_cold_forget(e->ns->d, e->cold);
 		gauge_add(&e->ns->row->counters.cold, -1);
+		events_removed(e, KVP_HIT_SPILL);
 	}
 	ns_entry_unlink(e);
 	policy_remove(e->ns, e);

@@ -19,6 +19,8 @@
 #include <unistd.h>
 
 #include "block.h"
+#include "events.h"
+#include "forget.h"
 #include "kvpool_desc.h"
 #include "log.h"
 #include "namespace.h"
@@ -268,6 +270,7 @@ void peer_bury(struct daemon *d)
 		d->n_peers--;
 		tier_peer_gone(d, peer);
 		resize_peer_gone(d, peer);
+		forget_peer_gone(d, peer);
 		if (peer->session) {
 			struct session *s = peer->session;
 
@@ -622,6 +625,95 @@ static void on_stage(struct peer *peer, const struct kvp_msg *msg, struct member
 	peer_answer(peer, msg->type, msg->id, 0, &staged, sizeof(staged), &member->stage->fd, 1);
 }
 
+static void on_events(struct peer *peer, const struct kvp_msg *msg, struct member *member)
+{
+	struct kvp_wire_ring ring;
+	int fd, r = events_open(member->ns);
+
+	if (r < 0) {
+		peer_refuse(peer, msg->type, msg->id, KVP_ENOMEM, "namespace %s: no memory for its events: %s",
+			member->ns->head->name, strerror(-r));
+		return;
+	}
+	fd = shm_reopen_ro(member->ns->ring_fd);
+	if (fd < 0) {
+		peer_refuse(peer, msg->type, msg->id, KVP_EQUOTA,
+			"the daemon has no descriptor left: raise LimitNOFILE of kvpoold");
+		return;
+	}
+	ring.bytes = member->ns->ring->object_bytes;
+	peer_answer(peer, msg->type, msg->id, 0, &ring, sizeof(ring), &fd, 1);
+	close(fd);
+}
+
+static void on_delete(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
+{
+	static struct kvp_wire_found found[KVP_WIRE_BATCH_MAX];
+	struct kvp_wire_batch batch;
+
+	memcpy(&batch, body, sizeof(batch));
+	if (!body_fits(n, sizeof(batch), batch.n, sizeof(struct kvp_key), KVP_WIRE_BATCH_MAX)) {
+		peer_close(peer, "its DELETE has the wrong length");
+		return;
+	}
+	if (!member->writable) {
+		peer_refuse(peer, msg->type, msg->id, KVP_EACCES, "namespace %s is read-only to you",
+			member->ns->head->name);
+		return;
+	}
+	for (uint32_t i = 0; i < batch.n; i++) {
+		struct kvp_key key;
+		struct entry *e;
+
+		memcpy(&key, (const char *)body + sizeof(batch) + i * sizeof(key), sizeof(key));
+		e = ns_entry(member->ns, &key);
+		found[i] = (struct kvp_wire_found){.state = KVP_MISS};
+		if (e && !block_forget(e))
+			found[i].state = e->slot != NO_SLOT ? KVP_HIT_RAM : KVP_PENDING;
+	}
+	peer_answer(peer, msg->type, msg->id, 0, found, batch.n * sizeof(found[0]), NULL, 0);
+	tier_serve(member->ns);
+}
+
+static void on_clear(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
+{
+	struct kvp_wire_restore clear;
+
+	if (n != sizeof(clear)) {
+		peer_close(peer, "its CLEAR has the wrong length");
+		return;
+	}
+	memcpy(&clear, body, sizeof(clear));
+	if (peer->session->uid != member->ns->head->owner_uid) {
+		peer_refuse(peer, msg->type, msg->id, KVP_EACCES, "namespace %s: only its owner, uid %u, may clear it",
+			member->ns->head->name, (unsigned)member->ns->head->owner_uid);
+		return;
+	}
+	forget_clear(member->ns, peer, msg->id, clear.deadline_ns);
+}
+
+static void on_usage(struct peer *peer, const struct kvp_msg *msg, struct member *member)
+{
+	const struct ns *ns = member->ns;
+	const struct kvp_ns_counters *c = &ns->row->counters;
+	struct kvp_wire_usage usage = {.capacity_bytes = peer->d->config.pool_bytes,
+		.ram_blocks = atomic_load(&c->published),
+		.spill_blocks = atomic_load(&c->cold) + atomic_load(&c->clean),
+		.lookups = atomic_load(&c->lookups),
+		.hits_ram = atomic_load(&c->hits_ram),
+		.hits_spill = atomic_load(&c->hits_spill),
+		.tokens_ram = atomic_load(&c->tokens_ram),
+		.tokens_spill = atomic_load(&c->tokens_spill),
+		.stored = atomic_load(&c->stored),
+		.evicted = atomic_load(&c->evicted),
+		.dropped = atomic_load(&c->dropped),
+		.restored = atomic_load(&c->restored)};
+
+	usage.ram_bytes = usage.ram_blocks * ns->head->block_stride;
+	usage.spill_bytes = usage.spill_blocks * ns->head->block_bytes;
+	peer_answer(peer, msg->type, msg->id, 0, &usage, sizeof(usage), NULL, 0);
+}
+
 /* What operators do to blocks and memory can be found in the log afterwards, and whose doing it was. */
 static void admin_log(const struct peer *peer, uint16_t type, const struct kvp_wire_admin *admin)
 {
@@ -744,6 +836,18 @@ static void on_ns_message(struct peer *peer, const struct kvp_msg *msg, const vo
 	case KVP_MSG_RESTORE:
 		on_restore(peer, msg, member, body, n);
 		return;
+	case KVP_MSG_EVENTS:
+		on_events(peer, msg, member);
+		return;
+	case KVP_MSG_DELETE:
+		on_delete(peer, msg, member, body, n);
+		return;
+	case KVP_MSG_CLEAR:
+		on_clear(peer, msg, member, body, n);
+		return;
+	case KVP_MSG_USAGE:
+		on_usage(peer, msg, member);
+		return;
 	default:
 		on_stage(peer, msg, member, body, n);
 	}
@@ -809,6 +913,10 @@ void peer_message(struct peer *peer, const void *packet, size_t bytes)
 	case KVP_MSG_LOOKUP:
 	case KVP_MSG_RESTORE:
 	case KVP_MSG_STAGE:
+	case KVP_MSG_EVENTS:
+	case KVP_MSG_DELETE:
+	case KVP_MSG_CLEAR:
+	case KVP_MSG_USAGE:
 		on_ns_message(peer, &msg, body, n);
 		return;
 	default:

@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "block.h"
+#include "events.h"
 #include "guard.h"
 #include "kvpool_desc.h"
 #include "log.h"
@@ -58,6 +59,7 @@ static void tier_written(void *owner, int res, spill_place place)
 	if (res == 0) {
 		e->cold = place;
 		gauge_add(&ns->row->counters.clean, 1);
+		events_stored(e, KVP_HIT_SPILL);
 	}
 	ns_entry_settle(e);
 	if (ns->d->tier->drain) {
@@ -150,6 +152,7 @@ void tier_gone(void *owner, void *cookie)
 	if (!e->cold)
 		return;
 	e->cold = 0;
+	events_removed(e, KVP_HIT_SPILL);
 	if (e->slot != NO_SLOT) {
 		gauge_add(&e->ns->row->counters.clean, -1);
 		return;

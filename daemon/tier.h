@@ -51,6 +51,9 @@ void tier_evict(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t n
 
 /** tier_store_drop() - KVP_MSG_STORE_DROP: no record of @ns_id (0: of all) written so far comes back, over restarts too */
 void tier_store_drop(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t ns_id, uint64_t deadline_ns);
+/** tier_store_forget() - no record of @ns_id written so far comes back at a start; done(0 or -errno) once that is durable.
+ *  Return: 0; -ENOENT: there is no store; -EBUSY: such a mark is on its way; -ENODEV: the store is down; -ENOSPC; -ENOMEM. */
+int tier_store_forget(struct daemon *d, uint64_t ns_id, void (*done)(void *owner, int res, uint64_t none), void *owner);
 /** tier_store_scrub() - KVP_MSG_STORE_SCRUB: read all of the store now, @bytes_per_s (0: as configured) */
 void tier_store_scrub(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t bytes_per_s);
 

@@ -338,6 +338,11 @@ void tier_store_drop(struct daemon *d, struct peer *peer, uint64_t msg_id, uint6
 	peer_refuse(peer, KVP_MSG_STORE_DROP, msg_id, -r, "%s", drop_refusal(r));
 }
 
+int tier_store_forget(struct daemon *d, uint64_t ns_id, void (*done)(void *owner, int res, uint64_t none), void *owner)
+{
+	return d->tier->spill ? spill_set_drop(d->tier->spill, ns_id, done, owner) : -ENOENT;
+}
+
 void tier_store_scrub(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t bytes_per_s)
 {
 	struct kvp_wire_admin_done done = {.n_done = bytes_per_s ? bytes_per_s : d->config.spill_scrub};

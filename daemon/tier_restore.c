@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "block.h"
+#include "events.h"
 #include "peer.h"
 #include "policy.h"
 #include "session.h"
@@ -100,6 +101,7 @@ static void tier_read_done(void *owner, int res, spill_place place)
 			if (res == -EBADMSG && e->cold) {
 				gauge_add(&ns->row->counters.cold, -1);
 				e->cold = 0;
+				events_removed(e, KVP_HIT_SPILL);
 			}
 			if (res == -EBADMSG)
 				ns_ghost_add(ns, &e->key, KVP_MISS_DAMAGED);

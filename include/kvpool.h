@@ -461,6 +461,71 @@ KVP_API int64_t kvp_publish(struct kvp_ns *ns, struct kvp_publish_item *items, u
 /** kvp_abandon() - give unpublished blocks back; cannot fail; used-up ones are passed over */
 KVP_API void kvp_abandon(struct kvp_block_ref *blocks, uint32_t n);
 
+/* ---- Let go of stored blocks, and hear of it ---- */
+
+/**
+ * kvp_delete() - blocks that are not wanted any more go, from memory and from the spill store
+ * What hangs below one in its chain goes first.  Waits to the deadline for those in use: held by some session, being read or
+ * written, or with such a one, or one of another namespace, below them.  Deleting one that is not there is no error.
+ * A record of the spill store may be found again at a start of the daemon, as long as its place was not used anew: for good
+ * goes what kvp_clear() clears.
+ * Return: blocks of @keys that are gone now; -KVP_EINVAL; -KVP_EACCES: read-only to this client; -KVP_EDETACHED.
+ */
+KVP_API int64_t kvp_delete(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns);
+
+/**
+ * kvp_clear() - all blocks the namespace has now go, for good: no start of the daemon finds them again
+ * For its owner only.  Waits to the deadline for those in use.
+ * Return: blocks left because they are in use; -KVP_EACCES; -KVP_EDETACHED; -KVP_ETIMEDOUT; -EBUSY: it is being cleared;
+ * -EIO: they are gone now, but the spill store could not note it, so a start may find them again: kvp_error() says why.
+ */
+KVP_API int64_t kvp_clear(struct kvp_ns *ns, uint64_t deadline_ns);
+
+/** kvp_touch() - count as a use of those that are there; does not wait. Return: how many lie in memory; -KVP_EINVAL. */
+KVP_API int64_t kvp_touch(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n);
+
+/* Of a namespace: what it has now, and what all its clients did since it was made. */
+struct kvp_stats_of {
+	uint32_t size;
+	uint32_t reserved;
+	uint64_t capacity_bytes; /* of the pool, which namespaces share */
+	uint64_t ram_blocks, ram_bytes;
+	uint64_t spill_blocks, spill_bytes; /* in the spill store, copies of blocks in memory included */
+	uint64_t lookups, hits_ram, hits_spill, misses, tokens_ram, tokens_spill;
+	uint64_t stored, evicted, dropped,
+		restored; /* blocks published; that left memory; of these, that went nowhere; read back */
+};
+/** kvp_stats() - one round trip. Return: 0; -KVP_EINVAL; -KVP_EDETACHED; -KVP_ETIMEDOUT. */
+KVP_API int kvp_stats(struct kvp_ns *ns, struct kvp_stats_of *stats, uint64_t deadline_ns);
+
+enum kvp_event_kind {
+	KVP_EVENT_STORED = 1, /* @key is in @tier now, with @parent and @used_tokens */
+	KVP_EVENT_REMOVED = 2, /* @key is not in @tier any more; it may be in the other one */
+	KVP_EVENT_CLEARED = 3, /* everything told before is gone; blocks in use are told as stored again */
+	KVP_EVENT_GAP =
+		4, /* events were missed: what is known from before may be wrong; kvp_match() tells of single keys */
+};
+struct kvp_event {
+	uint64_t seq; /* each one more than the one before, but after a GAP */
+	struct kvp_key key, parent;
+	uint32_t kind; /* enum kvp_event_kind */
+	uint32_t tier; /* KVP_HIT_RAM or KVP_HIT_SPILL */
+	uint32_t used_tokens;
+	uint32_t reserved;
+};
+
+/**
+ * kvp_events() - what happened to the namespace's blocks since, for a router that sends requests to where their prefix is
+ * @from: 0 at first, then as the last call left it; several readers keep one each
+ * Events are kept from the first call of any client on, the last 4096.  The first event a reader gets is a GAP, and so is
+ * the next one of a reader that was too slow, and the first of another daemon: the daemon never waits for readers.
+ * Looks into shared memory; a round trip only at first, and after a start of the daemon.  Blocks of a base namespace are not
+ * told.  Waits to the deadline for the first event; with no daemon there are none.
+ * Return: events filled in, 0..@max; -KVP_EINVAL; -KVP_ENOTSUP: the daemon is too old; -KVP_ENOMEM; -KVP_EQUOTA.
+ */
+KVP_API int64_t kvp_events(
+	struct kvp_ns *ns, uint64_t *from, struct kvp_event *events, uint32_t max, uint64_t deadline_ns);
+
 /* ---- Queue: batches in the background, to and from an engine's own buffers ---- */
 
 struct kvp_queue;
@@ -470,13 +535,15 @@ enum kvp_op {
 	KVP_OP_GET = 1, /* copy stored blocks out, from the spill store too */
 	KVP_OP_PUT = 2, /* store blocks; what is there already is not copied again */
 	KVP_OP_EXISTS = 3, /* as kvp_match() with KVP_MATCH_ALL */
+	KVP_OP_DELETE = 4, /* as kvp_delete() */
 };
 enum kvp_io_status {
 	KVP_IO_WAITING = 0,
 	KVP_IO_DONE =
-		1, /* GET: its bytes are in @parts; PUT: it is stored, by this call or before; EXISTS: it is there */
+		1, /* GET: its bytes are in @parts; PUT: it is stored, by this call or before; EXISTS: it is there; DELETE: it is not */
 	KVP_IO_MISS = 2, /* @reason tells why; what is in @parts is undefined */
-	KVP_IO_REJECTED = 3, /* PUT: no room by the deadline, not admitted, parent unknown, or no daemon */
+	KVP_IO_REJECTED =
+		3, /* PUT: no room by the deadline, not admitted, parent unknown, or no daemon; DELETE: it is in use, or no daemon */
 	KVP_IO_SHORT = 4, /* GET: @parts are shorter than the block; PUT: longer, or shorter than @used_bytes */
 };
 
@@ -484,7 +551,7 @@ enum kvp_io_status {
 struct kvp_io {
 	struct kvp_key key;
 	struct kvp_key parent; /* PUT: as in struct kvp_publish_item */
-	const struct iovec *parts; /* the block's bytes in order; EXISTS: not looked at */
+	const struct iovec *parts; /* the block's bytes in order; EXISTS, DELETE: not looked at */
 	uint32_t n_parts;
 	uint32_t used_tokens; /* PUT: 0: block_tokens; GET: filled */
 	uint64_t used_bytes; /* PUT: 0: what @parts hold; GET: filled, the stored length */

@@ -12,6 +12,7 @@
  *   /kvp-<uuid>-slab-<n>    block bytes                              members: ro; rw for a session whose grants lie in it
  *   /kvp-<uuid>-stage-<n>   blocks one session wants copied into the pool (COPIED namespaces)    that session: rw
  *   /kvp-<uuid>-sess-<id>   struct kvp_session_header, pin tables    that session: rw
+ *   (no name)               struct kvp_ring: what happens in a namespace; a memory file        members: ro
  *   /kvp-<uuid>-io-<epoch>  lock file of a daemon's rings      nobody but the daemons
  *   /kvpool.<NAME>          the pool's file: its lock and its UUID as text                  nobody but the daemon
  *
@@ -35,6 +36,7 @@
 #define KVP_MAGIC_HEADER 0x31444548504b564bull /* "KVKPHED1" */
 #define KVP_MAGIC_NS 0x3153454d414e4b56ull
 #define KVP_MAGIC_SESSION 0x31535345534b5650ull
+#define KVP_MAGIC_RING 0x31474e49524b5650ull
 #define KVP_PAGE 4096u
 #define KVP_OBJECT_NAME_MAX 80
 
@@ -309,5 +311,36 @@ static_assert(offsetof(struct kvp_session_header, word) == 24, "layout v1");
 static_assert(offsetof(struct kvp_session_header, counts) == 64, "layout v1");
 #define KVP_SESSION_PINS_OFF (2 * KVP_PAGE)
 static_assert(sizeof(struct kvp_session_header) <= KVP_SESSION_PINS_OFF, "the pins begin at a page of their own");
+
+/*
+ * What happens in a namespace, for who asked (KVP_MSG_EVENTS).  Event s lies at events[s % n_events]; numbers have no gaps,
+ * and a later ring's begin above all of an earlier one's.  The daemon, the only writer, waits for nobody: it takes the place's
+ * number away, stores the rest, then the new number, then next.  A reader copies an event and looks at its number again: any
+ * other than the one wanted means that it was overtaken.
+ */
+struct kvp_ring_event {
+	_Atomic uint64_t seq; /* 0: being written */
+	_Atomic uint64_t key[2];
+	_Atomic uint64_t parent[2];
+	_Atomic uint64_t what; /* used_tokens:32 | tier:16 (enum kvp_hit) | kind:16 (enum kvp_event_kind) */
+	uint64_t reserved[2];
+};
+static_assert(sizeof(struct kvp_ring_event) == 64, "layout v1");
+
+struct kvp_ring {
+	uint64_t magic;
+	uint16_t layout_major;
+	uint16_t layout_minor;
+	uint32_t endian;
+	uint64_t object_bytes;
+	uint64_t n_events; /* power of two */
+	uint64_t first; /* number of the ring's first event */
+	_Atomic uint64_t next; /* number of the event to come */
+	_Atomic uint64_t closed; /* 1: nothing comes any more */
+	uint64_t reserved;
+	struct kvp_ring_event events[];
+};
+static_assert(offsetof(struct kvp_ring, events) == 64, "layout v1");
+#define KVP_RING_EVENTS 4096u
 
 #endif

@@ -37,6 +37,11 @@ enum kvp_msg_type {
 	KVP_MSG_GRANTS = 11, /* kvp_wire_batch, kvp_wire_grant[n]: all grants the resumed session still has in this
 				namespace; others are taken back   -> nothing */
 	KVP_MSG_STAGE = 12, /* kvp_wire_stage                  -> kvp_wire_staged + fd: staging object rw */
+	KVP_MSG_EVENTS = 13, /* kvp_wire_batch without items   -> kvp_wire_ring + fd: struct kvp_ring ro */
+	KVP_MSG_DELETE =
+		14, /* kvp_wire_batch, kvp_key[n]     -> kvp_wire_found[n]: KVP_MISS: it is gone; else it is in use */
+	KVP_MSG_CLEAR = 15, /* kvp_wire_restore without keys   -> kvp_wire_admin_done, by the deadline */
+	KVP_MSG_USAGE = 16, /* kvp_wire_batch without items    -> kvp_wire_usage */
 	KVP_MSG_DRAIN = 32, /* operators: kvp_wire_admin       -> kvp_wire_admin_done */
 	KVP_MSG_PURGE = 33, /* operators: kvp_wire_admin       -> kvp_wire_admin_done, then the daemon ends */
 	KVP_MSG_EVICT = 34, /* operators: kvp_wire_admin       -> kvp_wire_admin_done */
@@ -191,6 +196,19 @@ struct kvp_wire_stage {
 struct kvp_wire_staged {
 	uint64_t bytes; /* of the object; block_stride apart */
 	uint64_t n_blocks;
+};
+
+struct kvp_wire_ring {
+	uint64_t bytes; /* of the object */
+};
+
+/* A reader takes the fields that came and zeroes for the rest. */
+struct kvp_wire_usage {
+	uint64_t capacity_bytes;
+	uint64_t ram_blocks, ram_bytes;
+	uint64_t spill_blocks, spill_bytes; /* copies of blocks in memory included */
+	uint64_t lookups, hits_ram, hits_spill, tokens_ram, tokens_spill;
+	uint64_t stored, evicted, dropped, restored;
 };
 
 /* What an operator asks for. Read after its deadline it is not done: status -ETIME. */

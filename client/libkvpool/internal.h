@@ -251,6 +251,11 @@ struct kvp_ns {
 	_Atomic uint64_t no_room_until_ns; /* sequences do not wait for room before */
 	uint64_t *off; /* [n_layers][2] */
 
+	pthread_mutex_t ring_lock;
+	const struct kvp_ring *ring; /* NULL: not asked for yet */
+	uint64_t ring_bytes;
+	uint64_t ring_epoch; /* of the daemon it is of */
+
 	pthread_mutex_t private_lock;
 	struct private_chunk *chunks;
 	void *private_free; /* list through the blocks */
@@ -586,6 +591,15 @@ void lookup_tell(struct ns_map *map, const struct kvp_key *keys, uint32_t n);
 struct request *restore_request(
 	struct ns_map *map, const struct kvp_key *keys, uint32_t n, uint32_t flags, uint64_t deadline_ns);
 void restore_tell(struct ns_map *map, const struct kvp_key *keys, uint32_t n);
+
+/* ---- forget.c ---- */
+
+/** delete_keys() - kvp_delete(), telling of each. Return: how many are gone; -KVP_E... */
+int64_t delete_keys(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns, bool *gone);
+
+/* ---- events.c ---- */
+
+void ring_close(struct kvp_ns *ns, bool in_child);
 
 /* ---- private.c ---- */
 

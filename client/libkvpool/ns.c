@@ -56,6 +56,8 @@ static int ns_offsets(struct kvp_ns *ns)
 static void ns_free(struct kvp_ns *ns, bool in_child)
 {
 	private_close(ns, in_child);
+	ring_close(ns, in_child);
+	pthread_mutex_destroy(&ns->ring_lock);
 	pthread_mutex_destroy(&ns->private_lock);
 	free(ns->off);
 	free(ns);
@@ -70,6 +72,7 @@ static struct kvp_ns *ns_new(struct kvp_client *client, const struct kvp_ns_opts
 	ns->client = client;
 	ns->base = opts->base;
 	ns->flags = opts->flags;
+	pthread_mutex_init(&ns->ring_lock, NULL);
 	pthread_mutex_init(&ns->private_lock, NULL);
 	ns->join = (struct kvp_wire_join){.owner_uid = opts->owner_uid,
 		.mode = opts->mode,

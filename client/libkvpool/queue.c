@@ -245,6 +245,18 @@ static void chunk_put(const struct chunk *chunk)
 		ios[at]->status = KVP_IO_REJECTED;
 }
 
+static void chunk_delete(const struct chunk *chunk)
+{
+	struct kvp_key keys[CHUNK];
+	bool gone[CHUNK];
+
+	for (uint32_t i = 0; i < chunk->n; i++)
+		keys[i] = chunk->ios[i].key;
+	delete_keys(chunk->ns, keys, chunk->n, chunk->deadline_ns, gone);
+	for (uint32_t i = 0; i < chunk->n; i++)
+		chunk->ios[i].status = gone[i] ? KVP_IO_DONE : KVP_IO_REJECTED;
+}
+
 static uint32_t chunk_run(const struct chunk *chunk, uint32_t op)
 {
 	uint32_t n_done = 0;
@@ -253,6 +265,8 @@ static uint32_t chunk_run(const struct chunk *chunk, uint32_t op)
 		chunk_get(chunk);
 	else if (op == KVP_OP_PUT)
 		chunk_put(chunk);
+	else if (op == KVP_OP_DELETE)
+		chunk_delete(chunk);
 	else
 		chunk_exists(chunk);
 	for (uint32_t i = 0; i < chunk->n; i++)
@@ -368,7 +382,7 @@ int kvp_queue_open(struct kvp_client *client, const struct kvp_queue_opts *opts,
 static void job_drop(struct job *job)
 {
 	for (uint32_t i = job->at; i < job->n; i++)
-		job->ios[i].status = job->op == KVP_OP_PUT ? KVP_IO_REJECTED : KVP_IO_MISS;
+		job->ios[i].status = job->op == KVP_OP_PUT || job->op == KVP_OP_DELETE ? KVP_IO_REJECTED : KVP_IO_MISS;
 	free(job);
 }
 
@@ -412,7 +426,7 @@ int kvp_queue_fd(const struct kvp_queue *queue)
 
 static int ios_bad(uint32_t op, const struct kvp_io *ios, uint32_t n)
 {
-	if (op < KVP_OP_GET || op > KVP_OP_EXISTS)
+	if (op < KVP_OP_GET || op > KVP_OP_DELETE)
 		return fail(-KVP_EINVAL, "op: %u is not one of enum kvp_op", op);
 	if (!ios || !n || n > KVP_SUBMIT_MAX)
 		return fail(-KVP_EINVAL, "n: %u blocks at %s, it must be 1 to %u", n, ios ? "ios" : "a null pointer",
@@ -420,7 +434,7 @@ static int ios_bad(uint32_t op, const struct kvp_io *ios, uint32_t n)
 	for (uint32_t i = 0; i < n; i++) {
 		if (!ios[i].key.w[0] && !ios[i].key.w[1])
 			return fail(-KVP_EINVAL, "ios[%u].key: all zero is no key", i);
-		for (uint32_t k = 0; op != KVP_OP_EXISTS && k < ios[i].n_parts; k++)
+		for (uint32_t k = 0; op < KVP_OP_EXISTS && k < ios[i].n_parts; k++)
 			if (!ios[i].parts || (!ios[i].parts[k].iov_base && ios[i].parts[k].iov_len))
 				return fail(-KVP_EINVAL, "ios[%u].parts[%u]: a null pointer", i, k);
 	}

@@ -14,7 +14,7 @@ STRUCTS = {
     "kvp_counts": _lib.Counts, "kvp_ns_opts": _lib.NsOpts, "kvp_ns_info": _lib.NsInfo, "kvp_match_part": _lib.MatchPart,
     "kvp_view": _lib.View, "kvp_block_ref": _lib.BlockRef, "kvp_publish_item": _lib.PublishItem, "iovec": _lib.IoVec,
     "kvp_io": _lib.Io, "kvp_completion": _lib.Completion, "kvp_queue_opts": _lib.QueueOpts,
-    "kvp_seq_opts": _lib.SeqOpts, "kvp_seq_stats": _lib.SeqStats, "kvattn_geom": _lib.Geom, "kvattn_table": _lib.Table,
+    "kvp_stats_of": _lib.StatsOf, "kvp_event": _lib.Event, "kvp_seq_opts": _lib.SeqOpts, "kvp_seq_stats": _lib.SeqStats, "kvattn_geom": _lib.Geom, "kvattn_table": _lib.Table,
     "kvattn_seq": attention._Seq, "kvattn_opts": attention._Opts,
 }
 

@@ -55,6 +55,16 @@ def test_what_could_not_be_stored_says_why(daemon, native):
         NativeClient(chunk_bytes=0)
 
 
+def test_deleted_objects_are_gone(native):
+    keys = [f"k{i}" for i in range(4)]
+    native.submit_batch_set(keys, [memoryview(bytes([i]) * 16384) for i in range(4)])
+    answers(native, 1)
+    tag = native.submit_batch_delete(keys[:2] + ["never"])
+    assert answers(native, 1)[tag] == (True, "", None)
+    tag = native.submit_batch_exists(keys)
+    assert answers(native, 1)[tag] == (True, "", [False, False, True, True])
+
+
 def test_without_a_daemon_all_is_a_miss(tmp_path):
     client = NativeClient(chunk_bytes=4096, socket=str(tmp_path / "nobody"), timeout=0.1)
     get = client.submit_batch_get(["a"], [memoryview(bytearray(10))])

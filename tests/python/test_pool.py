@@ -339,3 +339,45 @@ def test_attention_reads_views_and_arrays_in_place(client):
             assert numpy.abs(out[row, head] - want).max() < 1e-5
     with pytest.raises(ValueError, match="out"):
         attention.attend(ns, 1, q, views, tokens, out[:2], n_q_heads=heads)
+
+
+def test_deleted_blocks_are_gone_and_cleared_ones_too(ns):
+    keys = [ns.key(f"{i}") for i in range(8)]
+    for key in keys:
+        assert ns.put(key, b"x" * 4096, timeout=5)
+    view = ns.get(keys[0])
+    assert ns.delete(keys[:4], timeout=0.1) == 3
+    assert ns.states(keys)[:4] == [kvpool.Hit.RAM] + [kvpool.Hit.MISS] * 3
+    assert ns.touch(keys) == 5
+    assert ns.stats().ram_blocks == 5 and ns.stats().stored == 8
+    assert ns.clear(timeout=0.1) == 1
+    view.release()
+    del view
+    gc.collect()
+    assert ns.clear() == 0 and ns.stats().ram_blocks == 0
+
+
+def test_a_queue_deletes(client, ns):
+    keys = [ns.key(f"{i}") for i in range(8)]
+    ns.put(keys[0], b"x" * 4096, timeout=5)
+    with client.queue() as queue:
+        tag = queue.delete(ns, keys, timeout=5)
+        done = queue.poll(timeout=20)
+        assert done[0].tag == tag and done[0].op == "delete" and done[0].ok
+    assert ns.match(keys) == 0
+
+
+def test_events_tell_what_comes_and_goes(ns):
+    events = ns.events()
+    assert [event.kind for event in events.read(timeout=5)] == [kvpool.EventKind.GAP]
+    a, b = ns.key("a"), ns.key("b")
+    assert ns.put(a, b"x", timeout=5) and ns.put(b, b"y", parent=a, timeout=5)
+    ns.delete([b], timeout=5)
+    ns.clear()
+    got = events.read(timeout=5)
+    kinds = kvpool.EventKind
+    assert [(event.kind, event.key) for event in got[:3]] == [(kinds.STORED, a), (kinds.STORED, b), (kinds.REMOVED, b)]
+    assert got[1].parent == a and got[0].parent is None and got[0].tier == kvpool.Hit.RAM
+    assert got[3].kind == kinds.CLEARED and len(got) == 4
+    assert [event.seq for event in got] == list(range(got[0].seq, got[0].seq + 4))
+    assert events.read() == []

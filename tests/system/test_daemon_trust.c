@@ -239,12 +239,14 @@ static int reads_but_cannot_write(void *arg)
 		uint32_t place;
 	} body = {.map = {.n = 1}};
 	struct kvp_wire_mapped mapped;
+	struct kvp_wire_batch touch = {0};
 	unsigned n_fds = 1;
 	int slab = -1;
 
 	(void)arg;
 	CHECK(wire_open(&w, host.socket) == 0);
 	CHECK(wire_join_as(&w, &ns, &join) == 0);
+	touch.ns_id = ns.id;
 	CHECK(ns.joined.flags & KVP_NS_READONLY);
 	CHECK(reads_right(&ns, 1) == 1);
 	CHECK(wire_reserve(&ns, &grant, 1, 0) == -KVP_EACCES);
@@ -259,6 +261,37 @@ static int reads_but_cannot_write(void *arg)
 	CHECK(wire_receive(&w, 901, &mapped, sizeof(mapped), &slab, &n_fds, 5000) == (int)sizeof(mapped));
 	CHECK(mapped.status == 0 && n_fds == 1);
 	CHECK(cannot_reopen(slab) == 0);
+	CHECK(wire_call(&w, KVP_MSG_DELETE, &touch, sizeof(touch), NULL, 0) == -KVP_EACCES);
+	return 0;
+}
+
+/* Who may write may delete, and read the events; the whole namespace is its owner's. */
+static int deletes_but_cannot_clear(void *arg)
+{
+	struct kvp_wire_join join = join_of(arg, ANNA, 0);
+	struct {
+		struct kvp_wire_batch head;
+		struct kvp_key key;
+	} one = {.head = {.n = 1}, .key = wire_key(3)};
+	struct kvp_wire_restore all = {0};
+	struct kvp_wire_ring ring;
+	struct kvp_wire_found found;
+	struct wire w;
+	struct wire_ns ns;
+	unsigned n_fds = 1;
+	int fd = -1;
+
+	CHECK(wire_open(&w, host.socket) == 0);
+	CHECK(wire_join_as(&w, &ns, &join) == 0);
+	one.head.ns_id = all.ns_id = ns.id;
+	CHECK(wire_call(&w, KVP_MSG_CLEAR, &all, sizeof(all), NULL, 0) == -KVP_EACCES);
+	CHECK(reads_right(&ns, 3) == 1);
+	CHECK(wire_call(&w, KVP_MSG_DELETE, &one, sizeof(one), &found, sizeof(found)) == (int)sizeof(found));
+	CHECK(found.state == KVP_MISS && reads_right(&ns, 3) == 0);
+	one.head.n = 0;
+	CHECK(wire_send(&w, KVP_MSG_EVENTS, 902, &one.head, sizeof(one.head), NULL, 0) == 0);
+	CHECK(wire_receive(&w, 902, &ring, sizeof(ring), &fd, &n_fds, 5000) == (int)sizeof(ring));
+	CHECK(cannot_reopen(fd) == 0);
 	return 0;
 }
 
@@ -294,6 +327,17 @@ static void who_may_read_reads_in_place_and_can_write_none_of_it(void **state)
 	run_as(ANNA, makes, &anna);
 	run_as(BERT, reads_but_cannot_write, NULL);
 	run_as(ANNA, makes, &(struct making){.name = "pub", .first = 10, .n = 2});
+}
+
+static void who_may_write_deletes_but_only_the_owner_clears(void **state)
+{
+	static char name[] = "shared";
+	struct making anna = {.name = name, .mode = 0666, .flags = KVP_NS_IN_PLACE, .first = 1, .n = 3};
+
+	(void)state;
+	need_root();
+	run_as(ANNA, makes, &anna);
+	run_as(BERT, deletes_but_cannot_clear, name);
 }
 
 static void the_groups_bits_let_the_group_in_and_nobody_else(void **state)
@@ -852,6 +896,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		WITH_DAEMON(another_uids_namespace_is_closed_and_gives_no_descriptor),
 		WITH_DAEMON(who_may_read_reads_in_place_and_can_write_none_of_it),
+		WITH_DAEMON(who_may_write_deletes_but_only_the_owner_clears),
 		WITH_DAEMON(the_groups_bits_let_the_group_in_and_nobody_else),
 		WITH_DAEMON(with_several_writers_publish_copies_into_memory_no_client_can_write),
 		WITH_DAEMON(staging_areas_of_all_together_stay_within_an_eighth_of_the_pool),

@@ -213,7 +213,7 @@ static void bodies_that_do_not_fit_their_count_put_their_sender_out(void **state
 {
 	struct host *host = *state;
 	static const uint16_t types[] = {KVP_MSG_MAP, KVP_MSG_RESERVE, KVP_MSG_PUBLISH, KVP_MSG_ABANDON, KVP_MSG_GRANTS,
-		KVP_MSG_LOOKUP, KVP_MSG_RESTORE, KVP_MSG_STAGE};
+		KVP_MSG_LOOKUP, KVP_MSG_RESTORE, KVP_MSG_STAGE, KVP_MSG_DELETE, KVP_MSG_CLEAR};
 	static const uint32_t counts[] = {1, 7, 4096, UINT32_MAX, UINT32_MAX / 16 + 1, UINT32_MAX / 64 + 1};
 
 	for (unsigned t = 0; t < sizeof(types) / sizeof(types[0]); t++)

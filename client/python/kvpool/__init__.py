@@ -9,9 +9,10 @@
 
 With no daemon everything works and nothing is found: a miss is an answer, never an exception.
 """
-from ._api import (Block, Client, Completion, Counts, Descriptor, Error, Hit, Key, Layout, MissReason, Namespace,
-                   PublishResult, Queue, Sequence, State, Status, Type, View)
+from ._api import (Block, Client, Completion, Counts, Descriptor, Error, Event, EventKind, Events, Hit, Key, Layout,
+                   MissReason, Namespace, PublishResult, Queue, Sequence, State, Stats, Status, Type, View)
 
-__all__ = ["Block", "Client", "Completion", "Counts", "Descriptor", "Error", "Hit", "Key", "Layout", "MissReason",
-           "Namespace", "PublishResult", "Queue", "Sequence", "State", "Status", "Type", "View"]
+__all__ = ["Block", "Client", "Completion", "Counts", "Descriptor", "Error", "Event", "EventKind", "Events", "Hit",
+           "Key", "Layout", "MissReason", "Namespace", "PublishResult", "Queue", "Sequence", "State", "Stats",
+           "Status", "Type", "View"]
 __version__ = "0.1.0"

@@ -90,6 +90,44 @@ class Status(enum.IntEnum):
     SHORT = 4
 
 
+class EventKind(enum.IntEnum):
+    STORED = 1
+    REMOVED = 2
+    CLEARED = 3
+    GAP = 4
+
+
+class Event(NamedTuple):
+    """``kind``: what happened to block ``key`` in ``tier`` (Hit.RAM or Hit.SPILL); see enum kvp_event_kind in kvpool.h."""
+
+    seq: int
+    kind: EventKind
+    key: Key
+    parent: Optional[Key]
+    tier: int
+    used_tokens: int
+
+
+class Stats(NamedTuple):
+    """Of a namespace: what it has now, and what all its clients did since it was made."""
+
+    capacity_bytes: int
+    ram_blocks: int
+    ram_bytes: int
+    spill_blocks: int
+    spill_bytes: int
+    lookups: int
+    hits_ram: int
+    hits_spill: int
+    misses: int
+    tokens_ram: int
+    tokens_spill: int
+    stored: int
+    evicted: int
+    dropped: int
+    restored: int
+
+
 class Counts(NamedTuple):
     lookups: int
     hits_ram: int
@@ -104,7 +142,7 @@ class Counts(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """Of one batch. ``op``: "get", "put" or "exists"; ``statuses``: a Status for each block; ``used_bytes``: their stored lengths."""
+    """Of one batch. ``op``: "get", "put", "exists" or "delete"; ``statuses``: a Status for each block; ``used_bytes``: their stored lengths."""
 
     tag: int
     op: str
@@ -435,6 +473,31 @@ class Namespace:
             at += memory.length
         return self.publish([(key, blocks[0], length, parent)])[0] in (PublishResult.STORED, PublishResult.EXISTS)
 
+    # ---- let go of stored blocks, and hear of it ----
+
+    def delete(self, keys: SequenceOf[Key], timeout: float = 0) -> int:
+        """Blocks not wanted any more go, waiting ``timeout`` seconds for those in use. Return: how many are gone; 0 with no daemon."""
+        result = _pool.kvp_delete(self._raw, _keys(keys), len(keys), _deadline(timeout))
+        return 0 if result == -errno.ENOTCONN else _check(result)
+
+    def clear(self, timeout: float = 10) -> int:
+        """All blocks go, for good; its owner's right. Return: blocks left because they are in use."""
+        return _check(_pool.kvp_clear(self._raw, _deadline(timeout)))
+
+    def touch(self, keys: SequenceOf[Key]) -> int:
+        """Count as a use; does not wait. Return: how many lie in memory."""
+        return _check(_pool.kvp_touch(self._raw, _keys(keys), len(keys)))
+
+    def stats(self, timeout: float = 1) -> Stats:
+        """Raises Error (ENOTCONN) with no daemon."""
+        raw = _lib.StatsOf(size=c.sizeof(_lib.StatsOf))
+        _check(_pool.kvp_stats(self._raw, raw, _deadline(timeout)))
+        return Stats(*(getattr(raw, field) for field in Stats._fields))
+
+    def events(self) -> "Events":
+        """What happens to its blocks from now on, for a router."""
+        return Events(self)
+
     def close(self) -> None:
         """Let go; the blocks stay in the pool."""
         if self._handle is not None:
@@ -446,6 +509,23 @@ class Namespace:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+class Events:
+    """What happens in a namespace since the last ``read()``; the first event is a GAP, for what was before is not known.
+
+    A reader that is too slow loses events and is told so by another GAP; the daemon waits for nobody.
+    """
+
+    def __init__(self, ns: Namespace):
+        self._ns, self._from = ns, c.c_uint64(0)
+
+    def read(self, timeout: float = 0, most: int = 1024) -> List[Event]:
+        """Waits ``timeout`` seconds for the first."""
+        raw = (_lib.Event * most)()
+        count = _check(_pool.kvp_events(self._ns._raw, self._from, raw, most, _deadline(timeout)))
+        return [Event(at.seq, EventKind(at.kind), bytes(at.key), bytes(at.parent) if any(at.parent.w) else None, at.tier,
+                      at.used_tokens) for at in raw[:count]]
 
 
 class _Pin:
@@ -654,7 +734,7 @@ class Sequence:
 class Queue:
     """Batches in the background, to and from the caller's own buffers; made by ``Client.queue()``."""
 
-    _GET, _PUT, _EXISTS = 1, 2, 3
+    _GET, _PUT, _EXISTS, _DELETE = 1, 2, 3, 4
 
     def __init__(self, handle: _Handle):
         self._handle: Optional[_Handle] = handle
@@ -688,7 +768,7 @@ class Queue:
             io.parts, io.n_parts = vector, len(memories)
             alive += [memories, vector]
         tag, self._next = self._next, self._next + 1
-        self._running[tag] = (ios, alive, ("", "get", "put", "exists")[op], ns._handle.use())
+        self._running[tag] = (ios, alive, ("", "get", "put", "exists", "delete")[op], ns._handle.use())
         result = _pool.kvp_submit(self._raw, ns._raw, op, ios, len(keys), _deadline(timeout), tag)
         if result < 0:
             self._end(tag)
@@ -712,6 +792,9 @@ class Queue:
 
     def exists(self, ns: Namespace, keys: SequenceOf[Key]) -> int:
         return self._submit(ns, self._EXISTS, keys, None, None, 0)
+
+    def delete(self, ns: Namespace, keys: SequenceOf[Key], timeout: float = 0) -> int:
+        return self._submit(ns, self._DELETE, keys, None, None, timeout)
 
     def poll(self, timeout: float = 0, most: int = 64) -> List[Completion]:
         """Batches that have ended, waiting ``timeout`` seconds for the first."""

@@ -99,6 +99,17 @@ class QueueOpts(c.Structure):
     _fields_ = [("size", c.c_uint32), ("n_threads", c.c_uint32)]
 
 
+class StatsOf(c.Structure):
+    _fields_ = [("size", c.c_uint32), ("reserved", c.c_uint32)] + [(name, c.c_uint64) for name in (
+        "capacity_bytes", "ram_blocks", "ram_bytes", "spill_blocks", "spill_bytes", "lookups", "hits_ram", "hits_spill",
+        "misses", "tokens_ram", "tokens_spill", "stored", "evicted", "dropped", "restored")]
+
+
+class Event(c.Structure):
+    _fields_ = [("seq", c.c_uint64), ("key", Key), ("parent", Key), ("kind", c.c_uint32), ("tier", c.c_uint32),
+                ("used_tokens", c.c_uint32), ("reserved", c.c_uint32)]
+
+
 class Table(c.Structure):
     """struct kvattn_table"""
 
@@ -153,6 +164,11 @@ _POOL = {
     "kvp_reserve": (c.c_int64, [PTR, c.c_uint32, c.c_uint32, c.c_uint64, c.POINTER(BlockRef)]),
     "kvp_publish": (c.c_int64, [PTR, c.POINTER(PublishItem), c.c_uint32, c.POINTER(c.c_uint8)]),
     "kvp_abandon": (None, [c.POINTER(BlockRef), c.c_uint32]),
+    "kvp_delete": (c.c_int64, [PTR, c.POINTER(Key), c.c_uint32, c.c_uint64]),
+    "kvp_clear": (c.c_int64, [PTR, c.c_uint64]),
+    "kvp_touch": (c.c_int64, [PTR, c.POINTER(Key), c.c_uint32]),
+    "kvp_stats": (c.c_int, [PTR, c.POINTER(StatsOf), c.c_uint64]),
+    "kvp_events": (c.c_int64, [PTR, c.POINTER(c.c_uint64), c.POINTER(Event), c.c_uint32, c.c_uint64]),
     "kvp_seq_open": (c.c_int, [PTR, c.POINTER(SeqOpts), c.POINTER(PTR)]),
     "kvp_seq_match": (c.c_int64, [PTR, PTR, c.c_uint64, c.c_uint64]),
     "kvp_seq_append": (c.c_int64, [PTR, PTR, c.c_uint64]),

@@ -50,6 +50,10 @@ class NativeClient:
     def submit_batch_exists(self, keys: List[str]) -> int:
         return self._queue.exists(self._ns, [self._ns.key(key) for key in keys])
 
+    def submit_batch_delete(self, keys: List[str]) -> int:
+        """Objects in use stay: LMCache frees by age, and asks again."""
+        return self._queue.delete(self._ns, [self._ns.key(key) for key in keys], timeout=min(self._timeout, 1.0))
+
     def drain_completions(self) -> List[Answer]:
         """(batch, could it be done, why not, what is there of it) for each batch that has ended."""
         answers = []
@@ -61,6 +65,8 @@ class NativeClient:
             if done.op == "put":
                 missing = there.count(False)
                 answers.append((done.tag, not missing, self._why(done.statuses, missing), None))
+            elif done.op == "delete":
+                answers.append((done.tag, all(there), "" if all(there) else "some are in use, or no daemon runs", None))
             else:
                 answers.append((done.tag, True, "", there))
         return answers

@@ -1,0 +1,222 @@
+/*
+ * forget.c - blocks that are to go: by key, or all of a namespace; and what a namespace has, in numbers
+ */
+#include "internal.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define AGAIN_MS 5 /* in use: asked again after so long */
+#define CLEAR_SLACK_MS 5000 /* after its deadline a clear still has the store note it */
+
+static int map_of(const struct kvp_ns *ns, struct ns_map **map)
+{
+	int r = ns_bad(ns);
+
+	if (r < 0)
+		return r;
+	*map = atomic_load_explicit(&ns->map, memory_order_acquire);
+	return *map ? 0 : fail(-KVP_EDETACHED, "namespace %s: no daemon", ns->join.name);
+}
+
+/* Head and keys of one message. */
+static struct request *request_of(
+	struct ns_map *map, uint16_t type, const void *head, size_t n_head, const void *items, size_t n_items)
+{
+	struct session *s = map->session;
+	struct request *request = request_new(s->client, s, type, n_head + n_items);
+
+	if (!request)
+		return NULL;
+	memcpy(request_body(request), head, n_head);
+	if (n_items)
+		memcpy((char *)request_body(request) + n_head, items, n_items);
+	return request;
+}
+
+/* ---- delete ---- */
+
+/* One message's worth. Return: 0, @gone is set where it is so; -KVP_E... */
+static int delete_ask(struct ns_map *map, const struct kvp_key *keys, uint32_t n, bool *gone)
+{
+	struct kvp_wire_batch head = {.ns_id = map->ns_id, .n = n};
+	struct request *request = request_of(map, KVP_MSG_DELETE, &head, sizeof(head), keys, n * sizeof(*keys));
+	int r = request ? request_call(&request, after_ms(ANSWER_MS)) : fail(-KVP_ENOMEM, "out of memory");
+
+	for (uint32_t i = 0; r == 0 && i < n && (i + 1) * sizeof(struct kvp_wire_found) <= request->body_bytes; i++) {
+		struct kvp_wire_found found;
+
+		memcpy(&found, request->body + i * sizeof(found), sizeof(found));
+		gone[i] = found.state == KVP_MISS;
+	}
+	request_free(request);
+	return r;
+}
+
+/* Those not gone yet, in one message. */
+static int delete_round(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, bool *gone)
+{
+	struct kvp_key left[KVP_WIRE_BATCH_MAX];
+	uint32_t where[KVP_WIRE_BATCH_MAX], n_left = 0;
+	bool now[KVP_WIRE_BATCH_MAX] = {false};
+	struct ns_map *map;
+	int r = map_of(ns, &map);
+
+	if (r < 0)
+		return r;
+	for (uint32_t i = 0; i < n; i++)
+		if (!gone[i]) {
+			where[n_left] = i;
+			left[n_left++] = keys[i];
+		}
+	r = delete_ask(map, left, n_left, now);
+	for (uint32_t i = 0; i < n_left; i++)
+		gone[where[i]] = now[i];
+	return r;
+}
+
+static uint32_t count_gone(const bool *gone, uint32_t n)
+{
+	uint32_t count = 0;
+
+	for (uint32_t i = 0; i < n; i++)
+		count += gone[i];
+	return count;
+}
+
+int64_t delete_keys(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns, bool *gone)
+{
+	int64_t count = 0;
+	int r = 0;
+
+	memset(gone, 0, n * sizeof(*gone));
+	for (uint32_t at = 0; at < n && r == 0; at += KVP_WIRE_BATCH_MAX) {
+		uint32_t m = n - at < KVP_WIRE_BATCH_MAX ? n - at : KVP_WIRE_BATCH_MAX, done;
+
+		while ((r = delete_round(ns, keys + at, m, gone + at)) == 0 && (done = count_gone(gone + at, m)) < m &&
+			now_ns() + AGAIN_MS * MS < deadline_ns)
+			nanosleep(&(struct timespec){.tv_nsec = AGAIN_MS * MS}, NULL);
+		count += count_gone(gone + at, m);
+	}
+	return r < 0 ? r : count;
+}
+
+int64_t kvp_delete(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns)
+{
+	int64_t r = ns_bad(ns);
+	bool *gone;
+
+	if (r == 0 && n && !keys)
+		r = fail(-KVP_EINVAL, "keys: a null pointer");
+	if (r < 0 || !n)
+		return r;
+	gone = malloc(n * sizeof(*gone));
+	if (!gone)
+		return fail(-KVP_ENOMEM, "out of memory");
+	r = delete_keys(ns, keys, n, deadline_ns, gone);
+	free(gone);
+	return r;
+}
+
+/* ---- clear ---- */
+
+int64_t kvp_clear(struct kvp_ns *ns, uint64_t deadline_ns)
+{
+	struct kvp_wire_restore head = {.deadline_ns = deadline_ns};
+	struct kvp_wire_admin_done done = {0};
+	struct request *request;
+	struct ns_map *map;
+	int r = map_of(ns, &map);
+
+	if (r < 0)
+		return r;
+	head.ns_id = map->ns_id;
+	request = request_of(map, KVP_MSG_CLEAR, &head, sizeof(head), NULL, 0);
+	if (!request)
+		return fail(-KVP_ENOMEM, "out of memory");
+	r = request_call(&request, (deadline_ns > now_ns() ? deadline_ns : now_ns()) + CLEAR_SLACK_MS * MS);
+	if (r == 0)
+		memcpy(&done, request->body, request->body_bytes < sizeof(done) ? request->body_bytes : sizeof(done));
+	request_free(request);
+	if (r == 0 && done.error)
+		return fail(-EIO,
+			"namespace %s: its blocks are gone from memory, but the spill store could not note it: %s: a start "
+			"of the daemon may find them again; clear it once more when kvctl stats shows the store up",
+			ns->join.name, strerror(done.error));
+	return r < 0 ? r : (int64_t)done.n_left;
+}
+
+/* ---- touch ---- */
+
+int64_t kvp_touch(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n)
+{
+	struct ns_map *map;
+	int64_t here = 0;
+	int r = ns_bad(ns);
+
+	if (r < 0)
+		return r;
+	if (n && !keys)
+		return fail(-KVP_EINVAL, "keys: a null pointer");
+	map = atomic_load_explicit(&ns->map, memory_order_acquire);
+	for (uint32_t i = 0; map && i < n; i++) {
+		struct kvp_wire_batch head = {.ns_id = map->ns_id, .flags = KVP_WIRE_TOUCH};
+
+		if (find_look(map, &keys[i], LOOKUP_TOUCH)) {
+			here++;
+			continue;
+		}
+		while (i + head.n < n && head.n < KVP_WIRE_BATCH_MAX && !find_look(map, &keys[i + head.n], LOOKUP_LOOK))
+			head.n++; /* those of one run that are not in memory: the daemon knows which are in the store */
+		if (head.n)
+			client_tell(
+				map->session, KVP_MSG_LOOKUP, &head, sizeof(head), keys + i, head.n * sizeof(*keys));
+		i += head.n ? head.n - 1 : 0;
+	}
+	return here;
+}
+
+/* ---- stats ---- */
+
+int kvp_stats(struct kvp_ns *ns, struct kvp_stats_of *stats, uint64_t deadline_ns)
+{
+	struct kvp_wire_batch head = {0};
+	struct kvp_wire_usage usage = {0};
+	struct request *request;
+	struct ns_map *map;
+	int r = map_of(ns, &map);
+
+	if (r < 0)
+		return r;
+	if (!stats || stats->size != sizeof(*stats))
+		return fail(-KVP_EINVAL, "stats.size: this library knows %zu", sizeof(*stats));
+	head.ns_id = map->ns_id;
+	request = request_of(map, KVP_MSG_USAGE, &head, sizeof(head), NULL, 0);
+	if (!request)
+		return fail(-KVP_ENOMEM, "out of memory");
+	r = request_call(&request, deadline_ns ? deadline_ns : after_ms(TRY_MS));
+	if (r == 0)
+		memcpy(&usage, request->body,
+			request->body_bytes < sizeof(usage) ? request->body_bytes : sizeof(usage));
+	request_free(request);
+	if (r < 0)
+		return r;
+	*stats = (struct kvp_stats_of){.size = sizeof(*stats),
+		.capacity_bytes = usage.capacity_bytes,
+		.ram_blocks = usage.ram_blocks,
+		.ram_bytes = usage.ram_bytes,
+		.spill_blocks = usage.spill_blocks,
+		.spill_bytes = usage.spill_bytes,
+		.lookups = usage.lookups,
+		.hits_ram = usage.hits_ram,
+		.hits_spill = usage.hits_spill,
+		.misses = usage.lookups - usage.hits_ram - usage.hits_spill,
+		.tokens_ram = usage.tokens_ram,
+		.tokens_spill = usage.tokens_spill,
+		.stored = usage.stored,
+		.evicted = usage.evicted,
+		.dropped = usage.dropped,
+		.restored = usage.restored};
+	return 0;
+}
