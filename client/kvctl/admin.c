@@ -401,17 +401,19 @@ static void ping_complain(const char *socket, int error, const char *why)
 	char before[KVP_SOCKET_MAX + 64];
 	int n = snprintf(before, sizeof(before), "not attached to a daemon at %s: ", socket);
 	int fd = error == -KVP_EVERSION ? -EPROTO : admin_connect(socket);
+	bool named;
 
 	if (fd >= 0)
 		close(fd);
 	if (!strncmp(why, before, (size_t)n))
 		why += n; /* the library says it to those who asked for more than a ping */
+	named = strstr(why, socket) != NULL; /* each way of not answering has its own words: one names it, another not */
 	if (error == -KVP_EQUOTA)
 		complain("ping: kept out: %s", why);
 	else if (error == -KVP_EACCES)
 		complain("ping: not let in: %s", why);
 	else if (error == -KVP_ETIMEDOUT || fd == -ETIMEDOUT)
-		complain("ping: the daemon at %s does not answer: %s%s", socket, why,
+		complain("ping: the daemon%s%s does not answer: %s%s", named ? "" : " at ", named ? "" : socket, why,
 			strstr(why, "kvctl stats") ? "" : ": kvctl stats tells how it does");
 	else if (fd >= 0) /* it answers, with a refusal */
 		complain("ping: the daemon at %s does not serve us: %s", socket, why[0] ? why : strerror(-error));
