@@ -4,9 +4,12 @@
  * An op waits in the queue of its kind, is with an engine ("started", at most as many as the engine does at once), waits
  * for a back-off, or has ended:
  *
- *	queue --io_start--> started --io_step--> ended (done())
+ *	queue --io_start--> started --io_step--> over --io_finish--> ended (done())
  *	  ^                    |                          short, or EINTR: queue, at its head
  *	  +-------- delayed <--+                          EAGAIN: delayed until the timer, then queue
+ *
+ * Between "over" and the end lies what is worked out for an op (after()).  The next ones are started first: the device is
+ * not to wait for that.
  *
  * Reads go first.  Writes leave a quarter of the places to reads, so a read never waits for a queue of writes in the
  * device; each 16th op is a write if one waits, so that a stream of reads does not stop them for ever.
@@ -37,6 +40,7 @@
 #define IO_TRIES_MAX 24 /* with the back-offs below a little over a second */
 #define IO_DIRECT_STEP 4096u /* where a short O_DIRECT transfer goes on: no file system we know asks for more */
 #define IO_REAP_MAX 256 /* ops ended in one io_reap() */
+#define IO_PUSH_BYTES (256u << 10) /* so much is worth a system call of its own */
 
 struct io {
 	struct io_worker *worker; /* has the io that does the work; this one only counts */
@@ -49,10 +53,13 @@ struct io {
 	int wake_fd, timer_fd, lock_fd;
 	unsigned depth, n_threads;
 	unsigned n_started, n_writes_started, n_in_flight;
+	unsigned n_with_twin; /* of those started */
+	unsigned n_unpushed; /* of those started, that the kernel has not heard of */
+	uint64_t unpushed_bytes;
 	unsigned n_reads_in_row;
 	uint64_t n_ended;
 	bool timer_armed;
-	struct io_queue reads, writes, delayed;
+	struct io_queue reads, writes, delayed, over;
 #ifdef KVP_FAULT
 	struct io_queue hung; /* never end */
 #endif
@@ -140,6 +147,12 @@ static int io_open_twin(struct io *io)
 	return r;
 }
 
+static void io_give_to_twin(struct io *io, struct io_op *op)
+{
+	io->n_with_twin++;
+	io_twin_start(io->twin, op);
+}
+
 /* From now on the threads serve, which are there; they also get what the ring's kernel side has not seen yet. */
 static void io_leave_ring(struct io *io, int err)
 {
@@ -150,7 +163,7 @@ static void io_leave_ring(struct io *io, int err)
 		return;
 	io->uring = false;
 	while ((op = io_ring_take_back(io->ring)))
-		io_twin_start(io->twin, op);
+		io_give_to_twin(io, op);
 	uring_explain(err, "io_uring operation", why);
 	log_warn("disk I/O by %u threads from now on, not io_uring: %s", io->n_threads, why);
 }
@@ -194,22 +207,37 @@ static void io_set_place(struct io_op *op)
 
 static void io_start(struct io *io, struct io_op *op)
 {
-	int r;
-
 	io->n_started++;
 	io->n_writes_started += op->kind != IO_READ;
 	io_set_place(op);
 	if (!io->uring) {
-		io_twin_start(io->twin, op);
+		io_give_to_twin(io, op);
 		return;
 	}
-	r = io_ring_start(io->ring, op);
+	io->n_unpushed++;
+	io->unpushed_bytes += op->own.total - op->own.moved;
+	io_ring_start(io->ring, op);
+}
+
+/* What the ring said when it was given what is queued. */
+static void io_pushed(struct io *io, int r)
+{
+	io->n_unpushed = 0;
+	io->unpushed_bytes = 0;
 	if (r == 0 && io_ring_waits(io->ring))
 		io_arm_timer(io, 0);
 	if (r < 0)
-		r = io_rescue(io, -r); /* takes this one along */
+		r = io_rescue(io, -r);
 	if (r < 0) /* no ring and no threads: the next turn tries again, what waits stays with the ring */
 		io_arm_timer(io, 6);
+}
+
+void io_push(struct io *io, bool all)
+{
+	if (!io->uring || !io->n_unpushed)
+		return;
+	if (all || io->unpushed_bytes >= IO_PUSH_BYTES || io->n_unpushed == io->n_started)
+		io_pushed(io, io_ring_push(io->ring));
 }
 
 static void io_start_more(struct io *io)
@@ -230,13 +258,25 @@ void io_hand_over(struct io *io, void (*ended)(void *owner, struct io_op *op), v
 
 static void io_end(struct io *io, struct io_op *op, int64_t res)
 {
+	op->own.res = res;
+	io_queue_push(&io->over, op);
+}
+
+bool io_finish(struct io *io)
+{
+	struct io_op *op = io_queue_pop(&io->over);
+
+	if (!op)
+		return false;
 	io->n_in_flight--;
 	io->n_ended++;
-	op->own.res = op->after ? op->after(op, res) : res;
+	if (op->after)
+		op->own.res = op->after(op, op->own.res);
 	if (io->ended)
 		io->ended(io->ended_owner, op);
 	else
 		op->done(op, op->own.res);
+	return true;
 }
 
 /* May mean that only io_uring is refused, not the operation. */
@@ -343,7 +383,7 @@ static void io_step(struct io *io, struct io_op *op, bool by_ring)
 #endif
 	if (by_ring && io_is_refusal(op, res) && !op->own.refused && io_open_twin(io) == 0) {
 		op->own.refused = (int)-res;
-		io_twin_start(io->twin, op);
+		io_give_to_twin(io, op);
 		return;
 	}
 	if (op->own.refused && res >= 0)
@@ -474,13 +514,9 @@ void io_close(struct io *io)
 	io_free(io);
 }
 
-void io_submit(struct io *io, struct io_op *op)
+void io_add(struct io *io, struct io_op *op)
 {
 	io->n_in_flight++;
-	if (io->worker) {
-		io_worker_submit(io->worker, op);
-		return;
-	}
 	memset(&op->own, 0, sizeof(op->own));
 	if (op->before)
 		op->before(op);
@@ -488,6 +524,17 @@ void io_submit(struct io *io, struct io_op *op)
 		op->own.total += op->iov[i].iov_len;
 	io_queue_push(io_queue_of(io, op), op);
 	io_start_more(io);
+}
+
+void io_submit(struct io *io, struct io_op *op)
+{
+	if (io->worker) {
+		io->n_in_flight++;
+		io_worker_submit(io->worker, op);
+		return;
+	}
+	io_add(io, op);
+	io_push(io, true);
 }
 
 int io_fd(const struct io *io)
@@ -498,7 +545,6 @@ int io_fd(const struct io *io)
 static void io_timer(struct io *io)
 {
 	uint64_t count;
-	int r;
 
 	if (!io->timer_armed || read(io->timer_fd, &count, sizeof(count)) < 0)
 		return;
@@ -507,10 +553,8 @@ static void io_timer(struct io *io)
 		queue_push_head(io_queue_of(io, op), op);
 	if (!io->uring || !io_ring_waits(io->ring))
 		return;
-	r = io_ring_push(io->ring);
-	if (r < 0)
-		r = io_rescue(io, -r);
-	if (r < 0 || (io->uring && io_ring_waits(io->ring)))
+	io_pushed(io, io_ring_push(io->ring));
+	if (io->uring && io_ring_waits(io->ring))
 		io_arm_timer(io, 3);
 }
 
@@ -530,25 +574,53 @@ static unsigned io_reap_worker(struct io *io)
 	return n;
 }
 
-unsigned io_reap(struct io *io)
+bool io_collect(struct io *io)
 {
-	uint64_t before = io->n_ended;
 	struct io_op *op;
-	unsigned n;
 
-	if (io->worker)
-		return io_reap_worker(io);
 #ifdef KVP_FAULT
 	while (io->hung.head && FAULT_INT("io.hang.end", 0))
 		io_step(io, io_queue_pop(&io->hung), false);
 #endif
 	io_timer(io);
-	for (n = 0; n < IO_REAP_MAX && io->ring && (op = io_ring_ended(io->ring)); n++)
+	while (io->ring && (op = io_ring_ended(io->ring)))
 		io_step(io, op, true);
-	for (; n < IO_REAP_MAX && io->twin && (op = io_twin_ended(io->twin)); n++)
+	while (io->n_with_twin && (op = io_twin_ended(io->twin))) {
+		io->n_with_twin--;
 		io_step(io, op, false);
+	}
 	io_start_more(io);
+	return io->over.head;
+}
+
+unsigned io_reap(struct io *io)
+{
+	uint64_t before = io->n_ended;
+
+	if (io->worker)
+		return io_reap_worker(io);
+	do {
+		io_collect(io);
+		io_push(io, true);
+	} while (io_finish(io) && io->n_ended - before < IO_REAP_MAX);
 	return (unsigned)(io->n_ended - before);
+}
+
+void io_sleep(struct io *io, int ask_fd)
+{
+	struct pollfd wake[2] = {{.fd = ask_fd, .events = POLLIN}, {.fd = io->wake_fd, .events = POLLIN}};
+	uint64_t count;
+	struct iovec iov = {&count, sizeof(count)};
+
+	if (io->uring && !io->timer_armed && !io->n_with_twin) {
+		io_pushed(io, io_ring_sleep(io->ring, ask_fd));
+		return;
+	}
+	io_push(io, true);
+	poll(wake, 2, -1);
+	/* a read of the ring may have taken the count already, and this one is not to wait for the next */
+	if (wake[0].revents && preadv2(ask_fd, &iov, 1, -1, RWF_NOWAIT) < 0)
+		return;
 }
 
 unsigned io_wait(struct io *io, uint64_t deadline_ns)

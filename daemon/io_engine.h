@@ -8,6 +8,7 @@
 #define KVPOOL_IO_ENGINE_H
 
 #include "io.h"
+#include "io_memory.h"
 #include "uring.h"
 
 struct io_ring;
@@ -17,13 +18,15 @@ struct io_twin;
 int io_ring_open(struct io_ring **ring, unsigned depth, int *lock_fd, char why[URING_WHY_MAX]);
 void io_ring_close(struct io_ring *ring);
 int io_ring_fd(const struct io_ring *ring);
-/** io_ring_start() - at most depth at once. Return: 0; -errno: the kernel takes none any more, and has not got this one. */
-int io_ring_start(struct io_ring *ring, struct io_op *op);
-/** io_ring_push() - submit again what the kernel had no memory for. Return: as io_ring_start(). */
+/** io_ring_start() - at most depth at once; queued until the next io_ring_push() or io_ring_sleep() */
+void io_ring_start(struct io_ring *ring, struct io_op *op);
+/** io_ring_push() - hand all that is queued to the kernel. Return: 0; -errno: the kernel takes none any more. */
 int io_ring_push(struct io_ring *ring);
+/** io_ring_sleep() - that, and sleep until something has ended or @ask_fd, an eventfd, was raised. Return: likewise. */
+int io_ring_sleep(struct io_ring *ring, int ask_fd);
 /** io_ring_waits() - are there operations the kernel has not taken yet? */
 bool io_ring_waits(const struct io_ring *ring);
-/** io_ring_take_back() - after io_ring_start() failed: one op the kernel never got, or NULL */
+/** io_ring_take_back() - after io_ring_push() failed: one op the kernel never got, or NULL */
 struct io_op *io_ring_take_back(struct io_ring *ring);
 /** io_ring_ended() - an op that has ended, own.res set; NULL: none now */
 struct io_op *io_ring_ended(struct io_ring *ring);
@@ -55,7 +58,19 @@ bool io_worker_is_uring(const struct io_worker *worker);
 /** io_worker_poke() - look again */
 void io_worker_poke(struct io_worker *worker);
 
-/** io_hand_over() - @io tells of ended operations here instead of by done(). For io_worker.c. */
+/* For io_worker.c: io_submit() and io_reap() in steps, so that what is worked out for an operation (before(), after())
+   never keeps the device waiting for the next one. */
+/** io_hand_over() - @io tells of ended operations here instead of by done() */
 void io_hand_over(struct io *io, void (*ended)(void *owner, struct io_op *op), void *owner);
+/** io_add() - io_submit(), but the kernel need not hear of it yet */
+void io_add(struct io *io, struct io_op *op);
+/** io_collect() - see what an engine has done with, and start what waits. Return: is there something for io_finish()? */
+bool io_collect(struct io *io);
+/** io_push() - the kernel hears of all that was started; unless @all, only if it is worth a system call */
+void io_push(struct io *io, bool all);
+/** io_finish() - work on one op an engine is done with, and tell. Return: false: there is none. */
+bool io_finish(struct io *io);
+/** io_sleep() - io_push(), then wait until an engine has done something or @ask_fd, an eventfd, was raised */
+void io_sleep(struct io *io, int ask_fd);
 
 #endif

@@ -20,6 +20,7 @@ struct io_twin {
 	struct io_op *todo_head, *todo_tail;
 	struct io_op *ended_head, *ended_tail;
 	bool stop;
+	bool told; /* event_fd is readable */
 	int event_fd;
 	unsigned n_threads;
 	pthread_t threads[];
@@ -88,8 +89,8 @@ static void *twin_thread(void *arg)
 		op->own.res = twin_do(op);
 		pthread_mutex_lock(&twin->mutex);
 		list_push(&twin->ended_head, &twin->ended_tail, op);
-		if (write(twin->event_fd, &one, sizeof(one)) < 0)
-			continue; /* its count is full: then it is readable */
+		if (!twin->told)
+			twin->told = write(twin->event_fd, &one, sizeof(one)) > 0;
 	}
 	pthread_mutex_unlock(&twin->mutex);
 	return NULL;
@@ -168,8 +169,8 @@ struct io_op *io_twin_ended(struct io_twin *twin)
 
 	pthread_mutex_lock(&twin->mutex);
 	op = list_pop(&twin->ended_head);
-	if (!op && read(twin->event_fd, &count, sizeof(count)) < 0)
-		op = NULL; /* the list and the event are emptied under the same lock: none is missed */
+	if (!twin->ended_head && twin->told) /* list and event are emptied under the same lock: none is missed */
+		twin->told = read(twin->event_fd, &count, sizeof(count)) < 0;
 	pthread_mutex_unlock(&twin->mutex);
 	return op;
 }

@@ -1,12 +1,12 @@
 /*
  * io_worker.c - a thread that has an io to itself: submits, reaps, and works out what before() and after() are for
  *
- * Queues under one lock: asked, from the caller, reads before the rest, and ended, back to it.  Each side is woken by an eventfd, and only when
- * it sleeps or has not been woken yet, so that under load hardly a system call is spent on it.
+ * Queues under one lock: asked, from the caller, reads before the rest, and ended, back to it.  Each side is woken by an
+ * eventfd, and only when it sleeps or has not been woken yet, so that under load hardly a system call is spent on it.  The
+ * thread sleeps in the ring itself, which reads its eventfd: one system call hands over, sleeps and sees what has ended.
  */
 #include <assert.h>
 #include <errno.h>
-#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -21,6 +21,7 @@ struct io_worker {
 	pthread_t thread;
 	int ask_fd, ended_fd;
 	struct io_queue fresh; /* the thread's: ended, not handed over yet */
+	uint64_t fresh_bytes;
 	pthread_mutex_t lock; /* for what follows */
 	struct io_queue reads, rest, ended;
 	bool asleep; /* the thread is, or is about to */
@@ -28,6 +29,8 @@ struct io_worker {
 	bool stop;
 	_Atomic bool uring;
 };
+
+#define HAND_OVER_BYTES (256u << 10) /* so much is worth waking the caller for, though more is about to end */
 
 static void eventfd_raise(int fd)
 {
@@ -52,6 +55,7 @@ static void worker_op_ended(void *owner, struct io_op *op)
 	struct io_worker *worker = owner;
 
 	io_queue_push(&worker->fresh, op);
+	worker->fresh_bytes += op->own.total;
 }
 
 static void worker_hand_over(struct io_worker *worker)
@@ -59,6 +63,7 @@ static void worker_hand_over(struct io_worker *worker)
 	atomic_store_explicit(&worker->uring, io_is_uring(worker->io), memory_order_relaxed);
 	if (!worker->fresh.head)
 		return;
+	worker->fresh_bytes = 0;
 	pthread_mutex_lock(&worker->lock);
 	for (struct io_op *op; (op = io_queue_pop(&worker->fresh));)
 		io_queue_push(&worker->ended, op);
@@ -68,38 +73,54 @@ static void worker_hand_over(struct io_worker *worker)
 	pthread_mutex_unlock(&worker->lock);
 }
 
-/* What is asked for next; nothing: sleep until there is something, or something ended. Return: NULL: stop, or look. */
-static struct io_op *worker_next(struct io_worker *worker, bool *stop)
+/* What is asked for next, or NULL; *@more: and there is more of it. Return: false: stop. */
+static bool worker_next(struct io_worker *worker, struct io_op **op, bool *more)
 {
-	struct pollfd wake[2] = {{.fd = worker->ask_fd, .events = POLLIN}, {.fd = io_fd(worker->io), .events = POLLIN}};
-	struct io_op *op;
+	bool go_on;
 
 	pthread_mutex_lock(&worker->lock);
-	op = io_queue_pop(worker->reads.head ? &worker->reads : &worker->rest);
-	*stop = worker->stop;
-	worker->asleep = !op && !*stop;
+	worker->asleep = false;
+	*op = io_queue_pop(worker->reads.head ? &worker->reads : &worker->rest);
+	*more = worker->reads.head || worker->rest.head;
+	go_on = *op || !worker->stop;
 	pthread_mutex_unlock(&worker->lock);
-	if (op || *stop)
-		return op;
-	poll(wake, 2, -1);
-	if (wake[0].revents)
-		eventfd_clear(worker->ask_fd);
-	return NULL;
+	return go_on;
 }
 
+/* Who asks from now on wakes us. Return: false: somebody has asked already. */
+static bool worker_may_sleep(struct io_worker *worker)
+{
+	bool may;
+
+	pthread_mutex_lock(&worker->lock);
+	worker->asleep = may = !worker->reads.head && !worker->rest.head && !worker->stop;
+	pthread_mutex_unlock(&worker->lock);
+	return may;
+}
+
+/* Between two checksums the device gets the next operations, what has ended is seen, and what was asked meanwhile, reads
+   first: nobody waits for a row of checksums. */
 static void *worker_run(void *owner)
 {
 	struct io_worker *worker = owner;
-	bool stop = false;
+	struct io_op *op;
+	bool more;
 
-	while (!stop) {
-		struct io_op *op = worker_next(worker, &stop);
+	while (worker_next(worker, &op, &more)) {
+		bool over, next_over;
 
 		if (op)
-			io_submit(worker->io, op);
-		/* between two checksums too: who waits for a read is not kept waiting by a row of writes */
-		io_reap(worker->io);
-		worker_hand_over(worker);
+			io_add(worker->io, op);
+		over = io_collect(worker->io);
+		if (over || more)
+			io_push(worker->io, !more);
+		if (over)
+			io_finish(worker->io);
+		next_over = io_collect(worker->io);
+		if (!next_over || worker->fresh_bytes >= HAND_OVER_BYTES)
+			worker_hand_over(worker);
+		if (!op && !over && !next_over && worker_may_sleep(worker))
+			io_sleep(worker->io, worker->ask_fd);
 	}
 	return NULL;
 }
@@ -145,7 +166,7 @@ int io_worker_open(struct io_worker **result, struct io *io, const cpu_set_t *cp
 	pthread_mutex_init(&worker->lock, NULL);
 	worker->io = io;
 	worker->uring = io_is_uring(io);
-	worker->ask_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	worker->ask_fd = eventfd(0, EFD_CLOEXEC); /* io_uring does not wait for what does not block */
 	worker->ended_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	io_hand_over(io, worker_op_ended, worker);
 	r = worker->ask_fd < 0 || worker->ended_fd < 0 ? -errno : worker_start(worker, cpus);

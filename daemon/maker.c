@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "io_memory.h"
 #include "shm.h"
 
 #define MAKER_THREADS_MAX 64
@@ -52,8 +53,10 @@ static struct maker_job *list_pop(struct maker_list *list)
 
 static void maker_empty(struct maker_old *old)
 {
-	if (old->map)
+	if (old->map) {
+		io_memory_take_back(old->map); /* what a ring has pinned is not freed by a punch */
 		munmap(old->map, old->bytes);
+	}
 	if (fallocate(old->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)old->bytes) < 0)
 		old->error = -errno;
 	close(old->fd);

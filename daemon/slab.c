@@ -15,6 +15,7 @@
 #include "block.h"
 #include "cgroup.h"
 #include "guard.h"
+#include "io_memory.h"
 #include "log.h"
 #include "maker.h"
 #include "namespace.h"
@@ -96,8 +97,10 @@ void slab_set_use(struct daemon *d, struct slab *slab, enum kvp_slab_use use, st
 static void slab_dispose(struct slab *slab)
 {
 	guard_remove(slab->guard);
-	if (slab->map)
+	if (slab->map) {
+		io_memory_take_back(slab->map);
 		munmap(slab->map, slab->bytes);
+	}
 	if (slab->fd >= 0)
 		close(slab->fd);
 	free(slab->slots);
@@ -108,6 +111,14 @@ static void slab_free(struct daemon *d, struct slab *slab)
 {
 	d->slabs[slab->place] = NULL;
 	slab_dispose(slab);
+}
+
+/* Blocks go to and from disk straight from its memory.  Not where it lies far: what is pinned there for long the kernel may
+   move nearer first. */
+static void slab_lend(const struct slab *slab)
+{
+	if (!slab->far)
+		io_memory_lend(slab->map, slab->bytes);
 }
 
 static void slab_name(const struct daemon *d, uint64_t number, char name[KVP_OBJECT_NAME_MAX])
@@ -386,6 +397,8 @@ static void making_done(struct maker_job *job)
 			slab_dispose(slab);
 			slab = NULL;
 		}
+		if (slab)
+			slab_lend(slab);
 		if (ns)
 			ns_slab_came(ns, job->node, slab);
 		for (ns = slab && !ns ? d->namespaces : NULL; ns && !d->stopping; ns = ns->next)
@@ -677,6 +690,7 @@ static bool slab_adopt(struct daemon *d, uint32_t place)
 	}
 	d->slabs[place] = slab;
 	slab_count(d, slab, 1);
+	slab_lend(slab);
 	return true;
 }
 

@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "io_memory.h"
 #include "loop.h"
 #include "spill_store.h"
 
@@ -358,6 +359,7 @@ static int spill_make_transfers(struct spill *spill)
 	spill->health.probe.bytes = aligned_alloc(SPILL_PAGE, SPILL_PROBE_BYTES);
 	if (!spill->transfers || !spill->heads || !spill->health.probe.bytes)
 		return -ENOMEM;
+	io_memory_lend(spill->heads, (uint64_t)spill->n_transfers * 2 * SPILL_PAGE);
 	for (unsigned i = spill->n_transfers; i-- > 0;) {
 		spill->transfers[i].spill = spill;
 		spill->transfers[i].head = spill->heads + (size_t)i * 2 * SPILL_PAGE;
@@ -402,6 +404,7 @@ static void spill_free(struct spill *spill)
 		segment_release(&spill->segments[i]);
 	free(spill->segments);
 	free(spill->transfers);
+	io_memory_take_back(spill->heads);
 	free(spill->heads);
 	free(spill->health.probe.bytes);
 	free(spill->scrub.bytes);

@@ -16,6 +16,7 @@
 #include "events.h"
 #include "guard.h"
 #include "kvpool_desc.h"
+#include "io_memory.h"
 #include "log.h"
 #include "policy.h"
 #include "slab.h"
@@ -388,6 +389,7 @@ void tier_stats(struct daemon *d)
 	gauge_set(&c->spill_budget_bytes, d->config.spill_write_budget);
 	gauge_set(&c->spill_last_errno, (uint64_t)s.last_errno);
 	gauge_set(&c->spill_in_flight, s.in_flight);
+	gauge_set(&c->spill_pinned_bytes, io_memory_pinned());
 	gauge_set(&c->spill_read_queue, d->tier->reading_bytes);
 	gauge_set(
 		&c->spill_read_speed, d->tier->read_ns_per_byte > 0 ? (uint64_t)(1e9 / d->tier->read_ns_per_byte) : 0);

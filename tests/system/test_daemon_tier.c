@@ -497,6 +497,45 @@ static void a_hung_disk_stops_nobody_and_shows_within_seconds(void **state)
 	connect_client(f);
 }
 
+static bool pinned_is(void *arg)
+{
+	const struct kvp_counters *c = &((struct fixture *)arg)->host.stats->counters;
+	uint64_t pinned = atomic_load(&c->spill_pinned_bytes);
+
+	/* the slabs there are, and 1 MiB for the headers of transfers: 128 of two pages */
+	return pinned > MIB && pinned <= atomic_load(&c->slab_bytes_allocated) + MIB;
+}
+
+/* A punch would not free it, and what is written from there would be what it was before. */
+static void memory_that_leaves_the_pool_is_pinned_no_more(void **state)
+{
+	struct fixture *f = *state;
+	const struct kvp_counters *c = &f->host.stats->counters;
+	struct kvp_wire_resize ask = {.deadline_ns = wire_now() + 5000000000ull};
+	struct kvp_wire_admin_done done;
+	char path[KVP_SOCKET_MAX + 8];
+	struct wire admin;
+
+	if (!atomic_load(&c->spill_uring)) {
+		print_message("skipped: no io_uring here\n");
+		skip();
+	}
+	for (uint64_t k = 0; k < 100; k++)
+		put(&f->ns, k, NULL);
+	assert_true(wire_until(pinned_is, f, 5000));
+	assert_true(atomic_load(&c->spill_pinned_bytes) > 2 * MIB); /* both slabs */
+	snprintf(path, sizeof(path), "%s.admin", f->host.socket);
+	assert_int_equal(wire_connect(&admin, path), 0);
+	snprintf(ask.pool, sizeof(ask.pool), "1M");
+	assert_int_equal(wire_call(&admin, KVP_MSG_RESIZE, &ask, sizeof(ask), &done, sizeof(done)), sizeof(done));
+	wire_close(&admin);
+	assert_int_equal(atomic_load(&c->slab_bytes_allocated), MIB);
+	assert_true(wire_until(pinned_is, f, 5000));
+	for (uint64_t k = 0; k < 100; k++) /* the slab that is left, and blocks written by way of both */
+		assert_int_equal(comes_back(&f->ns, k, NULL), 1);
+	assert_true(wire_until(pinned_is, f, 5000));
+}
+
 static void of_a_key_written_twice_the_later_record_counts_after_a_reboot(void **state)
 {
 	struct fixture *f = *state;
@@ -715,6 +754,7 @@ int main(int argc, char **argv)
 		WITH_SPILL(evict_ends_though_a_namespace_has_no_memory),
 		WITH_SPILL(evict_drops_as_many_as_asked_though_they_are_written_first),
 		WITH_SPILL(what_goes_over_the_days_budget_is_dropped_and_counted_and_a_drain_is_not),
+		WITH_SPILL(memory_that_leaves_the_pool_is_pinned_no_more),
 		WITH_SPILL(a_hung_disk_stops_nobody_and_shows_within_seconds),
 		WITH_SPILL(a_drain_to_a_store_that_takes_nothing_ends_at_once_and_says_why),
 		WITH_SPILL(of_a_key_written_twice_the_later_record_counts_after_a_reboot),

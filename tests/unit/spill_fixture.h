@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "../../daemon/io_memory.h"
 #include "../../daemon/loop.h"
 #include "../../daemon/spill_store.h"
 #include "scratch.h"
@@ -122,6 +123,8 @@ static inline struct fixture *fixture_new(bool uring, uint64_t capacity, uint64_
 		.found = fixture_found};
 	f->out = aligned_alloc(4096, BLOCK_MAX + 4096);
 	f->in = aligned_alloc(4096, BLOCK_MAX + 4096);
+	io_memory_lend(f->out, BLOCK_MAX + 4096);
+	io_memory_lend(f->in, BLOCK_MAX + 4096);
 	f->blocks = calloc(BLOCKS, sizeof(*f->blocks));
 	return f;
 }
@@ -151,6 +154,8 @@ static inline void fixture_free(struct fixture *f)
 	fault_disarm();
 	fixture_close(f);
 	scratch_remove(f->dir);
+	io_memory_take_back(f->out);
+	io_memory_take_back(f->in);
 	free(f->out);
 	free(f->in);
 	free(f->blocks);

@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 
 #include "../../daemon/io.h"
+#include "../../daemon/io_memory.h"
 #include "../../daemon/loop.h"
 #include "refuse.h"
 #include "scratch.h"
@@ -758,15 +759,15 @@ static int round_trips(struct fixture *f)
 	return 0;
 }
 
-/* How many lines the body put on stderr: its warnings. */
-static unsigned stderr_lines(const char *path)
+/* How many lines with @text the body put on stderr. */
+static unsigned stderr_lines(const char *path, const char *text)
 {
 	FILE *log = fopen(path, "re");
 	char line[1024];
 	unsigned n = 0;
 
 	while (log && fgets(line, sizeof(line), log))
-		n += strstr(line, "not io_uring") != NULL;
+		n += strstr(line, text) != NULL;
 	if (log)
 		fclose(log);
 	return n;
@@ -891,7 +892,7 @@ static void refused_while_running_threads_take_over_and_one_line_says_so(void **
 	for (size_t i = 0; i < sizeof(lates) / sizeof(lates[0]); i++) {
 		snprintf(lates[i].log, sizeof(lates[i].log), "%s/log", f->dir);
 		assert_int_equal(in_child(refused_later, &lates[i]), 0);
-		assert_int_equal(stderr_lines(lates[i].log), 1);
+		assert_int_equal(stderr_lines(lates[i].log, "not io_uring"), 1);
 	}
 }
 
@@ -911,6 +912,248 @@ static int memory_short(void *arg)
 static void a_kernel_short_of_memory_is_asked_again(void **state)
 {
 	assert_int_equal(in_child(memory_short, *state), 0);
+}
+
+/* ---- pinned memory ---- */
+
+/* As a slab: a shared mapping of 4k pages, lent. */
+static uint8_t *lent_memory(size_t bytes, int *fd)
+{
+	uint8_t *memory;
+
+	*fd = memfd_create("lent", MFD_CLOEXEC);
+	assert_int_equal(ftruncate(*fd, (off_t)bytes), 0);
+	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+	assert_ptr_not_equal(memory, MAP_FAILED);
+	memset(memory, 0x11, bytes);
+	io_memory_lend(memory, bytes);
+	return memory;
+}
+
+static void lent_memory_gone(uint8_t *memory, size_t bytes, int fd)
+{
+	io_memory_take_back(memory);
+	munmap(memory, bytes);
+	close(fd);
+}
+
+/* Two pieces of lent memory to @off and back. Return: 0; what differs. */
+static int two_pieces_round_trip(struct fixture *f, int fd, uint8_t *memory, uint64_t off)
+{
+	struct job job = job_of(IO_WRITE, fd, off, memory, 4096);
+
+	memcpy(memory, f->out, 4096);
+	memcpy(memory + 8192, f->out + 4096, 65536);
+	job.op.iov[1] = (struct iovec){memory + 8192, 65536};
+	job.op.n_iov = 2;
+	if (job_run(f, job) != 69632)
+		return 1;
+	memset(memory, 0xee, 80 * 1024);
+	job.op.kind = IO_READ;
+	if (job_run(f, job) != 69632)
+		return 2;
+	return memcmp(memory, f->out, 4096) || memcmp(memory + 8192, f->out + 4096, 65536) ? 3 : 0;
+}
+
+static void lent_memory_is_pinned_when_first_used_and_let_go_when_taken_back(void **state)
+{
+	struct fixture *f = *state;
+	int fd = f->direct_fd >= 0 ? f->direct_fd : f->fd, memory_fd;
+	uint8_t *memory = lent_memory(BUFFER, &memory_fd);
+
+	assert_int_equal(io_memory_pinned(), 0);
+	assert_int_equal(two_pieces_round_trip(f, fd, memory, 8192), 0);
+	assert_int_equal(io_memory_pinned(), f->uring ? BUFFER : 0);
+	io_memory_take_back(memory);
+	assert_int_equal(io_memory_pinned(), 0);
+	assert_int_equal(two_pieces_round_trip(f, fd, memory, 8192), 0); /* without */
+	assert_int_equal(io_memory_pinned(), 0);
+	lent_memory_gone(memory, BUFFER, memory_fd);
+}
+
+/* The trap: through a buffer that stayed pinned the old pages would be written. */
+static void after_a_punch_the_new_pages_are_written_not_those_that_were_pinned(void **state)
+{
+	struct fixture *f = *state;
+	int memory_fd;
+	uint8_t *memory = lent_memory(BUFFER, &memory_fd);
+
+	assert_int_equal(two_pieces_round_trip(f, f->fd, memory, 0), 0);
+	io_memory_take_back(memory);
+	assert_int_equal(fallocate(memory_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, BUFFER), 0);
+	io_memory_lend(memory, BUFFER);
+	memset(memory, 0x77, 4096);
+	assert_int_equal(put(f, f->fd, 0, memory, 4096), 4096);
+	assert_int_equal(io_memory_pinned(), f->uring ? BUFFER : 0);
+	assert_int_equal(pread(f->fd, f->in, 4096, 0), 4096);
+	for (unsigned i = 0; i < 4096; i++)
+		assert_int_equal(f->in[i], 0x77);
+	lent_memory_gone(memory, BUFFER, memory_fd);
+}
+
+static void pinned_memory_goes_with_its_ring(void **state)
+{
+	struct fixture *f = *state;
+	int memory_fd;
+	uint8_t *memory = lent_memory(BUFFER, &memory_fd);
+
+	assert_int_equal(two_pieces_round_trip(f, f->fd, memory, 0), 0);
+	io_close(f->io);
+	assert_int_equal(io_memory_pinned(), 0);
+	assert_int_equal(open_with_depth(f, 8), 0);
+	assert_int_equal(two_pieces_round_trip(f, f->fd, memory, 0), 0);
+	lent_memory_gone(memory, BUFFER, memory_fd);
+}
+
+static void what_is_partly_lent_or_crosses_two_pieces_moves_all_the_same(void **state)
+{
+	struct fixture *f = *state;
+	int memory_fd;
+	uint8_t *memory = lent_memory(BUFFER, &memory_fd);
+
+	io_memory_take_back(memory);
+	io_memory_lend(memory, 65536);
+	io_memory_lend(memory + 65536, BUFFER - 65536);
+	for (uint64_t at = 0; at <= 131072; at += 32768) {
+		memcpy(memory + at, f->out, 65536);
+		assert_int_equal(put(f, f->fd, 0, memory + at, 65536), 65536);
+		assert_int_equal(get(f, f->fd, 0, memory + at, 65536), 65536);
+		assert_memory_equal(memory + at, f->out, 65536);
+	}
+	assert_int_equal(io_memory_pinned(), f->uring ? BUFFER : 0);
+	io_memory_take_back(memory + 65536);
+	assert_int_equal(io_memory_pinned(), f->uring ? 65536 : 0);
+	lent_memory_gone(memory, BUFFER, memory_fd);
+	assert_int_equal(io_memory_pinned(), 0);
+}
+
+static void short_and_refused_transfers_of_pinned_memory_are_continued(void **state)
+{
+	static const char *const faults[] = {"io.write.short=8192@%2,io.read.short=8192@%2",
+		"io.write.short=4096@1,io.read.short=4096@1", "io.write.short=5000@%2,io.read.short=9000@%2",
+		"io.write=-EINTR@1,io.read=-EAGAIN@1", "io.ring.submit=-EAGAIN@%2"};
+	struct fixture *f = *state;
+	int fds[2] = {f->fd, f->direct_fd}, memory_fd;
+	uint8_t *memory = lent_memory(BUFFER, &memory_fd);
+
+	for (int i = 0; i < 2; i++)
+		for (size_t k = 0; k < sizeof(faults) / sizeof(faults[0]) && fds[i] >= 0; k++) {
+			fault_arm(faults[k]);
+			assert_int_equal(two_pieces_round_trip(f, fds[i], memory, 4096), 0);
+			fault_disarm();
+		}
+	lent_memory_gone(memory, BUFFER, memory_fd);
+}
+
+static int pinning_refused(void *arg)
+{
+	struct late *late = arg;
+	struct fixture *f = late->f;
+	struct rlimit limit = {1 << 16, 1 << 16};
+	int memory_fd;
+	uint8_t *memory = lent_memory(BUFFER, &memory_fd), *second = lent_memory(16384, &memory_fd);
+
+	CHILD_CHECK(freopen(late->log, "w", stderr));
+	if (late->fault)
+		fault_arm(late->fault);
+	else if (setrlimit(RLIMIT_MEMLOCK, &limit) < 0 || setresuid(65534, 65534, 65534) < 0)
+		return 77;
+	CHILD_CHECK(open_with_depth(f, 8) == 0 && io_is_uring(f->io));
+	for (unsigned i = 0; i < 3; i++)
+		if (two_pieces_round_trip(f, f->fd, memory, 0) != 0)
+			return 1;
+	CHILD_CHECK(io_memory_pinned() == 0 && io_is_uring(f->io));
+	io_memory_take_back(memory);
+	if (!late->fault) { /* there is room for this one, and it is found when the ring is asked anew */
+		io_close(f->io);
+		CHILD_CHECK(open_with_depth(f, 8) == 0 && io_is_uring(f->io));
+		CHILD_CHECK(put(f, f->fd, 0, second, 16384) == 16384 && io_memory_pinned() == 16384);
+	}
+	io_close(f->io);
+	return 0;
+}
+
+static void where_memory_cannot_be_pinned_one_line_says_so_and_the_ring_serves(void **state)
+{
+	struct fixture *f = *state;
+	struct late lates[] = {{f, "io.pin=-ENOMEM", ""}, {f, "io.pin=-EPERM", ""}, {f, NULL, ""}};
+
+	if (!f->uring)
+		skip();
+	for (size_t i = 0; i < sizeof(lates) / sizeof(lates[0]); i++) {
+		int r;
+
+		snprintf(lates[i].log, sizeof(lates[i].log), "%s/log", f->dir);
+		r = in_child(pinning_refused, &lates[i]);
+		if (r == 77)
+			continue; /* not root: this user may have locked memory elsewhere */
+		assert_int_equal(r, 0);
+		assert_int_equal(stderr_lines(lates[i].log, "pinning memory for disk I/O"), 1);
+	}
+}
+
+/* The kernel may take one part of an operation and not the other. */
+static int refused_between_parts(void *arg)
+{
+	struct late *late = arg;
+	struct fixture *f = late->f;
+	int memory_fd;
+	uint8_t *memory = lent_memory(BUFFER, &memory_fd);
+
+	CHILD_CHECK(freopen(late->log, "w", stderr));
+	CHILD_CHECK(open_with_depth(f, 8) == 0 && io_is_uring(f->io));
+	if (two_pieces_round_trip(f, f->fd, memory, 0) != 0)
+		return 1;
+	CHILD_CHECK(io_memory_pinned() == BUFFER);
+	fault_arm(late->fault);
+	if (two_pieces_round_trip(f, f->fd, memory, 0) != 0)
+		return 1;
+	CHILD_CHECK(!io_is_uring(f->io));
+	io_close(f->io);
+	return 0;
+}
+
+static void refused_while_memory_is_pinned_threads_take_over(void **state)
+{
+	struct fixture *f = *state;
+	struct late lates[] = {{f, "io.ring=-EOPNOTSUPP", ""}, {f, "io.ring.submit=-EPERM@1", ""}};
+
+	for (size_t i = 0; i < sizeof(lates) / sizeof(lates[0]); i++) {
+		snprintf(lates[i].log, sizeof(lates[i].log), "%s/log", f->dir);
+		assert_int_equal(in_child(refused_between_parts, &lates[i]), 0);
+		assert_int_equal(stderr_lines(lates[i].log, "not io_uring"), 1);
+	}
+}
+
+static void many_requests_of_pinned_memory_come_back_exact(void **state)
+{
+	enum { N = 64, SIZE = 16384, ROUNDS = 40 };
+	struct fixture *f = *state;
+	int memory_fd, fd = f->direct_fd >= 0 ? f->direct_fd : f->fd;
+	uint8_t *memory = lent_memory(BUFFER, &memory_fd);
+	static struct job jobs[N];
+	uint64_t deadline = loop_now() + 60 * SECOND;
+
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		bool write = round % 2 == 0;
+
+		for (unsigned i = 0; i < N; i++) {
+			memset(memory + SIZE * i, write ? (int)(i + round) : 0xee, SIZE);
+			jobs[i] = job_of(write ? IO_WRITE : IO_READ, fd, (uint64_t)SIZE * i, memory + SIZE * i, 4096);
+			jobs[i].op.iov[1] = (struct iovec){memory + SIZE * i + 4096, SIZE - 4096};
+			jobs[i].op.n_iov = 2;
+			job_start(f, &jobs[i]);
+		}
+		while (io_in_flight(f->io) && loop_now() < deadline)
+			io_wait(f->io, deadline);
+		for (unsigned i = 0; i < N; i++) {
+			assert_int_equal(jobs[i].n_done, 1);
+			assert_int_equal(jobs[i].res, SIZE);
+			for (unsigned k = 0; !write && k < SIZE; k += 512)
+				assert_int_equal(memory[SIZE * i + k], (uint8_t)(i + round - 1));
+		}
+	}
+	lent_memory_gone(memory, BUFFER, memory_fd);
 }
 
 #define ALL(test) \
@@ -966,6 +1209,14 @@ int main(void)
 		RING(where_single_operations_are_refused_at_start_threads_serve),
 		RING(refused_while_running_threads_take_over_and_one_line_says_so),
 		RING(a_kernel_short_of_memory_is_asked_again),
+		ALL(lent_memory_is_pinned_when_first_used_and_let_go_when_taken_back),
+		ALL(after_a_punch_the_new_pages_are_written_not_those_that_were_pinned),
+		ALL(pinned_memory_goes_with_its_ring),
+		ALL(what_is_partly_lent_or_crosses_two_pieces_moves_all_the_same),
+		ALL(short_and_refused_transfers_of_pinned_memory_are_continued),
+		RING(where_memory_cannot_be_pinned_one_line_says_so_and_the_ring_serves),
+		RING(refused_while_memory_is_pinned_threads_take_over),
+		ALL(many_requests_of_pinned_memory_come_back_exact),
 	};
 
 	return cmocka_run_group_tests_name("io", tests, NULL, NULL);
