@@ -112,6 +112,7 @@ struct ns {
 	uint64_t emptying_until_ns; /* nobody has asked for it since: it stays */
 	uint64_t keeps_until_ns; /* no slab of it could be emptied: others are asked before */
 	uint64_t steal_after_ns; /* do not look at the others' memory again before */
+	uint64_t link_at; /* tier.c's, while a store that came back is linked to it: the next bucket */
 };
 
 #define GHOSTS 65536u
@@ -141,13 +142,19 @@ int ns_make(struct daemon *d, const struct ns_birth *birth, struct ns **ns, char
 int ns_file_save(const struct ns *ns);
 void ns_file_remove(const struct ns *ns);
 void ns_file_load_all(struct daemon *d);
+/** ns_file_load_late() - those of a store that came back, and ours to it */
+void ns_file_load_late(struct daemon *d, const char *dir);
 
 /** ns_start() - adopt the namespaces of the last daemon, then load those the spill directory knows */
 int ns_start(struct daemon *d, char message[256]);
 /** ns_adopt_blocks() - second part of the start, once the sessions are known: go through all descriptors */
 void ns_adopt_blocks(struct daemon *d);
-/** ns_link_all() - third part, once the store told what it has: parents, unreachable cold entries, candidates for eviction */
-void ns_link_all(struct daemon *d);
+/** ns_link_all() - third part, once the store told what it has: parents, candidates for eviction; and, but for @keep, cold entries
+ *  that are unreachable go */
+void ns_link_all(struct daemon *d, bool keep);
+/** ns_link_some() - while serving, once a store that was missing told what it has: as ns_link_all() from bucket *@at on, @n of them;
+ *  @drop: what is unreachable goes, else parents are found. Return: there are more. */
+bool ns_link_some(struct ns *ns, uint64_t *at, uint64_t n, bool drop);
 void ns_stop(struct daemon *d);
 
 struct ns *ns_find(struct daemon *d, uint64_t id);

@@ -380,13 +380,14 @@ static bool ns_settle(struct ns *ns)
 	return all;
 }
 
-/* Cold entries whose chain is broken go, for nobody can find them. Dropping takes others with it, of this bucket too. */
+/* Cold entries whose chain is broken go, for nobody can find them; one somebody works on is his.  Dropping takes others with it, of
+   this bucket too. */
 static void bucket_drop_unreachable(struct ns *ns, uint64_t i)
 {
 	struct entry *e = ns->entries.buckets[i];
 
 	while (e)
-		if (e->slot == NO_SLOT && !e->parent && !kvp_key_is_none(&e->parent_key)) {
+		if (e->slot == NO_SLOT && e->io == ENTRY_IDLE && !e->parent && !kvp_key_is_none(&e->parent_key)) {
 			ns_entry_drop(e);
 			e = ns->entries.buckets[i];
 		} else {
@@ -394,13 +395,26 @@ static void bucket_drop_unreachable(struct ns *ns, uint64_t i)
 		}
 }
 
-void ns_link_all(struct daemon *d)
+void ns_link_all(struct daemon *d, bool keep)
 {
 	bool all = true;
 
 	for (struct ns *ns = d->namespaces; ns; ns = ns->next)
 		all = ns_settle(ns) && all;
-	for (struct ns *ns = all ? NULL : d->namespaces; ns; ns = ns->next)
+	for (struct ns *ns = all || keep ? NULL : d->namespaces; ns; ns = ns->next)
 		for (uint64_t i = 0; i < ns->entries.n_buckets; i++)
 			bucket_drop_unreachable(ns, i);
+}
+
+bool ns_link_some(struct ns *ns, uint64_t *at, uint64_t n, bool drop)
+{
+	/* the table grows by splitting: what moves meanwhile moves to a bucket behind */
+	for (; n && *at < ns->entries.n_buckets; n--, (*at)++) {
+		if (drop)
+			bucket_drop_unreachable(ns, *at);
+		for (struct entry *e = drop ? NULL : ns->entries.buckets[*at]; e; e = e->hash_next)
+			if (!e->doomed)
+				ns_entry_link(e);
+	}
+	return *at < ns->entries.n_buckets;
 }

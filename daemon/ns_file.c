@@ -183,20 +183,19 @@ static void ns_file_load_dir(struct daemon *d, const char *path, bool with_base)
 }
 
 /* What was missing, or new, in one place is there at the next start too. */
-static void ns_file_spread(struct daemon *d)
+static void ns_file_spread(struct daemon *d, const char *dir)
 {
 	char path[320];
 
-	for (struct ns *ns = d->namespaces; ns; ns = ns->next)
-		for (unsigned i = 0; i < d->config.n_stores; i++) {
-			struct ns_file file;
+	for (struct ns *ns = d->namespaces; ns; ns = ns->next) {
+		struct ns_file file;
 
-			snprintf(path, sizeof(path), "%s/ns-%016" PRIx64 ".kvns", d->config.stores[i].path, ns->id);
-			if (access(path, F_OK) == 0)
-				continue;
-			ns_file_fill(&file, ns);
-			ns_file_write(&file, ns->id, d->config.stores[i].path);
-		}
+		snprintf(path, sizeof(path), "%s/ns-%016" PRIx64 ".kvns", dir, ns->id);
+		if (access(path, F_OK) == 0)
+			continue;
+		ns_file_fill(&file, ns);
+		ns_file_write(&file, ns->id, dir);
+	}
 }
 
 void ns_file_load_all(struct daemon *d)
@@ -205,6 +204,13 @@ void ns_file_load_all(struct daemon *d)
 	for (int with_base = 0; with_base <= 1; with_base++)
 		for (unsigned i = 0; i < d->config.n_stores; i++)
 			ns_file_load_dir(d, d->config.stores[i].path, with_base);
-	if (d->config.n_stores > 1)
-		ns_file_spread(d);
+	for (unsigned i = 0; d->config.n_stores > 1 && i < d->config.n_stores; i++)
+		ns_file_spread(d, d->config.stores[i].path);
+}
+
+void ns_file_load_late(struct daemon *d, const char *dir)
+{
+	for (int with_base = 0; with_base <= 1; with_base++)
+		ns_file_load_dir(d, dir, with_base);
+	ns_file_spread(d, dir);
 }

@@ -8,12 +8,14 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "io_memory.h"
 #include "loop.h"
@@ -408,6 +410,7 @@ static void spill_free(struct spill *spill)
 	free(spill->heads);
 	free(spill->health.probe.bytes);
 	free(spill->scrub.bytes);
+	free(spill->order);
 	free(spill);
 }
 
@@ -443,10 +446,15 @@ static int spill_start(struct spill *spill, char message[256])
 		snprintf(message, 256, "out of memory for spill store %.150s", spill->file.path);
 		return r;
 	}
-	io_opts.lock_fd = spill->opts.lock_fd;
+	/* a copy: where the scan fails the caller's is still the caller's */
+	if (spill->opts.lock_fd >= 0)
+		io_opts.lock_fd = fcntl(spill->opts.lock_fd, F_DUPFD_CLOEXEC, 0);
 	r = io_open(&spill->io, &io_opts, message);
-	if (r < 0)
+	if (r < 0) {
+		if (io_opts.lock_fd >= 0)
+			close(io_opts.lock_fd);
 		return r;
+	}
 	r = spill_scan(spill);
 	if (r < 0)
 		snprintf(message, 256, "cannot read spill store %.150s: %s", spill->file.path, strerror(-r));
@@ -488,39 +496,64 @@ int spill_begin(struct spill **result, const struct spill_opts *opts, char messa
 		spill_free(spill);
 		return r;
 	}
+	if (opts->lock_fd >= 0)
+		close(opts->lock_fd);
+	spill->opts.lock_fd = -1;
 	*result = spill;
 	message[0] = 0;
 	text_append(message, "%s; %s%s", engine, direct, note);
 	return 0;
 }
 
-int spill_tell(struct spill **result, char message[256])
+static int tell_failed(struct spill **result, int r, char message[256])
 {
-	struct spill *spill = *result;
-	uint32_t n_unsealed = 0;
-	int r = spill_tell_found(spill);
+	snprintf(message, 256, "cannot read spill store %.150s: %s", (*result)->file.path, strerror(-r));
+	spill_free(*result);
+	*result = NULL;
+	return r;
+}
 
-	if (r == 0 && !spill->stats.live_records && spill->opts.largest_block > spill_longest(spill))
-		r = spill_remake(spill);
-	if (r < 0) {
-		snprintf(message, 256, "cannot read spill store %.150s: %s", spill->file.path, strerror(-r));
-		*result = NULL;
-		spill_free(spill);
-		return r;
-	}
+static void tell_end(struct spill *spill, char message[256])
+{
+	uint32_t n_unsealed = 0;
+
 	if (!spill->n_present)
 		segment_allocate(spill);
-	while (spill->allocating)
-		io_wait(spill->io, loop_now() + SPILL_SECOND);
 	for (uint32_t i = 0; i < spill->n_present; i++)
 		n_unsealed += spill->segments[i].dirty;
 	if (n_unsealed) /* once flushed, they are sealed */
 		spill_flush_own(spill);
-	text_append(message, "; %" PRIu64 " records in %u segments", spill->stats.live_records, spill->n_present);
+	text_append(message, "; %" PRIu64 " records in %u segments", spill->stats.live_records,
+		spill->n_present + spill->allocating);
 	if (n_unsealed)
 		text_append(message, ", %u of them without a seal (a kill, or damage): what it had is not known",
 			n_unsealed);
+}
+
+int spill_tell(struct spill **result, char message[256])
+{
+	struct spill *spill = *result;
+	int r = spill_tell_found(spill, UINT64_MAX);
+
+	if (r == 0 && !spill->stats.live_records && spill->opts.largest_block > spill_longest(spill))
+		r = spill_remake(spill);
+	if (r < 0)
+		return tell_failed(result, r, message);
+	tell_end(spill, message);
+	while (spill->allocating)
+		io_wait(spill->io, loop_now() + SPILL_SECOND);
 	return 0;
+}
+
+int spill_tell_some(struct spill **result, uint64_t n, char message[256])
+{
+	int r = spill_tell_found(*result, n);
+
+	if (r < 0)
+		return tell_failed(result, r, message);
+	if (r == 0)
+		tell_end(*result, message);
+	return r;
 }
 
 int spill_open(struct spill **result, const struct spill_opts *opts, char message[256])

@@ -49,6 +49,9 @@ struct spill_opts {
 	bool use_uring;
 	const cpu_set_t *cpus; /* where the store's worker runs, or NULL; looked at only by spill_open() */
 	int lock_fd; /* for struct io_opts: the store's once spill_open() succeeded, which closes it */
+	uint32_t
+		device; /* spill_device() of the directory when a store was last there; 0: not known.  On another one no store is made
+			    anew: its file system is not mounted */
 	unsigned number; /* of the store among several, below SPILL_STORES_MAX: part of its places */
 	void *owner;
 	/* The store lets this record go: its segment is reclaimed, its flush failed, or it was found damaged.  May call
@@ -57,6 +60,10 @@ struct spill_opts {
 	/* Recovery: a record was found. Return the cookie, or NULL: not wanted. A later one of the same key replaces the
 	   earlier: the caller calls spill_forget() for the one it does not keep.  *spill is set by then. */
 	void *(*found)(void *owner, const struct spill_record *record, spill_place place);
+	/* spill_set only, inside spill_set_tick(): store @number, missing at the start, is there; its records are told next. And:
+	   all of them are told, it serves. Or NULL. */
+	void (*arrived)(void *owner, unsigned number);
+	void (*joined)(void *owner, unsigned number);
 	/* While spill_open() works through a large store, about once a second, for whoever waits; or NULL. */
 	void (*progress)(void *owner, uint64_t segments_done, uint64_t segments);
 };
@@ -76,6 +83,12 @@ int spill_open(struct spill **spill, const struct spill_opts *opts, char message
  *  the second hands over what was found.  After a failure of either there is no store. */
 int spill_begin(struct spill **spill, const struct spill_opts *opts, char message[256]);
 int spill_tell(struct spill **spill, char message[256]);
+/** spill_tell_some() - as spill_tell(), for a loop that serves: about @n records a call, and nothing is waited for.  Until all are told
+ *  the store may be read and reaped, no more.  Return: 1: there are more; 0; -errno. */
+int spill_tell_some(struct spill **spill, uint64_t n, char message[256]);
+
+/** spill_device() - on which device the directory lies. Return: 0: it is not there. */
+uint32_t spill_device(const char *dir);
 
 /** spill_peek() - whose file is there? Locks nothing, changes nothing. */
 struct spill_identity {

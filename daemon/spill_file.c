@@ -17,6 +17,7 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "fault.h"
@@ -114,6 +115,28 @@ static int file_open_refused(const struct spill_file *file, int err, char messag
 
 	snprintf(message, 256, "cannot open spill store %.100s: %s; %s", file->path, strerror(err), way_out);
 	return -err;
+}
+
+uint32_t spill_device(const char *dir)
+{
+	struct stat st;
+
+	/* as the kernel numbers them; 0 is no device with a file system */
+	return stat(dir, &st) < 0 ? 0 : major(st.st_dev) << 20 | (minor(st.st_dev) & 0xfffff);
+}
+
+/* Nothing is there, and another device than the one a store was on: that one's file system is not mounted. */
+static int file_check_device(const struct spill_file *file, const struct spill_opts *opts, char message[256])
+{
+	uint32_t device = spill_device(opts->dir);
+
+	if (!opts->device || !device || device == opts->device || access(file->path, F_OK) == 0)
+		return 0;
+	snprintf(message, 256,
+		"%.80s is not on the device the store there was on, and has none: is its file system not mounted? "
+		"To begin a new store there: touch kvpool.store in it, as the daemon's user",
+		opts->dir);
+	return -ENODEV;
 }
 
 static int file_open_locked(struct spill_file *file, char message[256])
@@ -397,7 +420,9 @@ int spill_file_open(struct spill_file *file, const struct spill_opts *opts, char
 		snprintf(message, 256, "spill directory's name is too long: %.100s...", opts->dir);
 		return -ENAMETOOLONG;
 	}
-	r = file_open_locked(file, message);
+	r = file_check_device(file, opts, message);
+	if (r == 0)
+		r = file_open_locked(file, message);
 	if (r == 0)
 		r = file_settle_super(file, opts, note, message);
 	if (r == 0 && fstat(file->fd, &st) < 0)

@@ -380,23 +380,37 @@ static void tell_segment(struct spill *spill, uint32_t i)
 		segment_forget_index(segment);
 }
 
-int spill_tell_found(struct spill *spill)
+static int tell_begin(struct spill *spill)
 {
-	struct order *order = calloc(spill->n_present ? spill->n_present : 1, sizeof(*order));
-	uint32_t n = 0;
-
-	if (!order)
+	spill->order = calloc(spill->n_present ? spill->n_present : 1, sizeof(*spill->order));
+	if (!spill->order)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < spill->n_present; i++)
 		if (spill->segments[i].state == SEGMENT_FULL)
-			order[n++] = (struct order){spill->segments[i].sequence, i};
-	qsort(order, n, sizeof(*order), order_compare);
-	for (uint32_t k = 0; k < n; k++)
-		tell_segment(spill, order[k].segment);
+			spill->order[spill->n_order++] = (struct order){spill->segments[i].sequence, i};
+	qsort(spill->order, spill->n_order, sizeof(*spill->order), order_compare);
+	return 0;
+}
+
+int spill_tell_found(struct spill *spill, uint64_t n)
+{
+	uint64_t told = 0;
+
+	if (!spill->order && tell_begin(spill) < 0)
+		return -ENOMEM;
+	for (; spill->order_at < spill->n_order && told < n; spill->order_at++) {
+		uint32_t i = spill->order[spill->order_at].segment;
+
+		told += spill->segments[i].n_records;
+		tell_segment(spill, i);
+	}
+	if (spill->order_at < spill->n_order)
+		return 1;
 	/* a start number that was lost, say in a copy put back: go on after what is there all the same */
-	if (n && order[n - 1].sequence >= spill->next_sequence)
-		spill->next_sequence = order[n - 1].sequence + 1;
-	free(order);
+	if (spill->n_order && spill->order[spill->n_order - 1].sequence >= spill->next_sequence)
+		spill->next_sequence = spill->order[spill->n_order - 1].sequence + 1;
+	free(spill->order);
+	spill->order = NULL;
 	return 0;
 }
 

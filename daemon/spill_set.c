@@ -15,14 +15,22 @@
 
 #include "log.h"
 #include "loop.h"
+#include "spill_attempt.h"
 
+#define RETRY_NS 2000000000ull /* how often a store that is missing is looked for */
+#define TELL_RECORDS 16384 /* of one that came back, told in a tick: some milliseconds */
 #define STALLED_NS 500000000ull /* a store that ends nothing for so long is passed over while another one moves */
 
 struct member {
 	struct spill *spill; /* NULL: left out */
 	struct spill_opts opts;
+	cpu_set_t cpus;
+	struct spill_identity id; /* of what it serves */
 	int error;
 	bool was_down;
+	bool telling; /* it came back, and not all of its records are told: it is read, no more */
+	struct spill_attempt *attempt; /* to open it, under way */
+	uint64_t retry_ns; /* the next one */
 	char message[256]; /* of its start */
 	time_t since; /* left out */
 };
@@ -30,8 +38,15 @@ struct member {
 struct spill_set {
 	unsigned n;
 	int wake_fd; /* epoll of all stores; -1: there is one, and its own serves */
+	int lock_fd; /* for stores that come later, or -1 */
 	struct member members[SPILL_STORES_MAX];
 };
+
+/* One store that was there from the start is served without anything in between; else NULL. */
+static struct spill *set_only(const struct spill_set *set)
+{
+	return set->wake_fd < 0 && set->n == 1 ? set->members[0].spill : NULL;
+}
 
 /* A flush or a drop of all: the stores' answers, put together. */
 struct all {
@@ -45,8 +60,10 @@ struct all {
 
 static void member_leave_out(struct member *member, int error, const char *why)
 {
+	if (member->error != error)
+		member->since = time(NULL);
 	member->error = error;
-	member->since = time(NULL);
+	member->retry_ns = loop_now() + RETRY_NS;
 	if (why != member->message)
 		snprintf(member->message, sizeof(member->message), "%s", why);
 }
@@ -64,9 +81,7 @@ static void set_leave_out_copies(struct spill_set *set)
 			bool same = ids[i].inode && ids[i].inode == ids[j].inode && ids[i].dev == ids[j].dev;
 			unsigned out = !same && ids[i].is_copy && !ids[j].is_copy ? i : j;
 
-			if (set->members[i].error || set->members[j].error ||
-				!(same || (ids[i].is_store && ids[j].is_store &&
-						  memcmp(ids[i].uuid, ids[j].uuid, sizeof(ids[i].uuid)) == 0)))
+			if (set->members[i].error || set->members[j].error || !spill_same(&ids[i], &ids[j]))
 				continue;
 			snprintf(why, sizeof(why),
 				"%s of the store in %.100s: it is left out; give --spill another directory, or remove the copy",
@@ -80,8 +95,12 @@ static void *member_begin(void *owner)
 	struct member *member = owner;
 	int r = spill_begin(&member->spill, &member->opts, member->message);
 
-	if (r < 0)
+	if (r < 0) {
 		member_leave_out(member, r, member->message);
+		return NULL;
+	}
+	member->opts.lock_fd = -1; /* the store's */
+	spill_peek(&member->opts, &member->id);
 	return NULL;
 }
 
@@ -109,26 +128,60 @@ static void set_share_lock(struct spill_set *set, int lock_fd)
 		set->members[i].opts.lock_fd = lock_fd < 0 ? -1 : fcntl(lock_fd, F_DUPFD_CLOEXEC, 0);
 }
 
-static void set_settle_lock(struct spill_set *set, int lock_fd, bool served)
+static void set_settle_lock(struct spill_set *set)
 {
-	for (unsigned i = 0; i < set->n; i++)
-		if (!set->members[i].spill && set->members[i].opts.lock_fd >= 0)
+	for (unsigned i = 0; i < set->n; i++) {
+		if (set->members[i].opts.lock_fd >= 0)
 			close(set->members[i].opts.lock_fd);
-	if (served && lock_fd >= 0)
-		close(lock_fd);
+		set->members[i].opts.lock_fd = -1;
+	}
+}
+
+static int member_watch(const struct spill_set *set, const struct member *member)
+{
+	struct epoll_event event = {.events = EPOLLIN};
+
+	return epoll_ctl(set->wake_fd, EPOLL_CTL_ADD, spill_fd(member->spill), &event) < 0 ? -errno : 0;
 }
 
 static int set_watch(struct spill_set *set)
 {
-	set->wake_fd = epoll_create1(EPOLL_CLOEXEC);
-	for (unsigned i = 0; set->wake_fd >= 0 && i < set->n; i++) {
-		struct epoll_event event = {.events = EPOLLIN};
+	int r = 0;
 
-		if (set->members[i].spill &&
-			epoll_ctl(set->wake_fd, EPOLL_CTL_ADD, spill_fd(set->members[i].spill), &event) < 0)
-			return -errno;
-	}
-	return set->wake_fd < 0 ? -errno : 0;
+	set->wake_fd = epoll_create1(EPOLL_CLOEXEC);
+	if (set->wake_fd < 0)
+		return -errno;
+	for (unsigned i = 0; r == 0 && i < set->n; i++)
+		if (set->members[i].spill)
+			r = member_watch(set, &set->members[i]);
+	return r;
+}
+
+/* May that end by itself, or by somebody who mounts or mends something? */
+static bool error_passes(int error)
+{
+	static const int passing[] = {
+		ENOENT, ENODEV, ENXIO, ENOMEDIUM, EIO, EROFS, ESTALE, ENOTCONN, ETIMEDOUT, EHOSTDOWN, ENOSPC, EDQUOT};
+
+	for (unsigned i = 0; i < sizeof(passing) / sizeof(passing[0]); i++)
+		if (error == -passing[i])
+			return true;
+	return false;
+}
+
+/* Left out, and looked for. Rights may be those of a mount point without its mount. */
+static bool member_is_missing(const struct member *member)
+{
+	return !member->spill && (error_passes(member->error) || member->error == -EACCES || member->error == -EPERM);
+}
+
+/* Nothing serves: is that a reason not to start? Not where all may come back as they went. */
+static int set_refusal(const struct spill_set *set)
+{
+	for (unsigned i = 0; i < set->n; i++)
+		if (!error_passes(set->members[i].error))
+			return set->members[i].error;
+	return 0;
 }
 
 /* Return: stores that serve. */
@@ -153,15 +206,34 @@ static void set_say(const struct spill_set *set, unsigned serving, char message[
 	for (unsigned i = 0; i < set->n; i++) {
 		const struct member *member = &set->members[i];
 
-		if (set->n > 1)
-			log_line(member->spill ? LOG_LEVEL_INFO : LOG_LEVEL_WARN, "spill store %s%s: %s",
-				member->opts.dir, member->spill ? "" : " is missing, and the others serve without it",
-				member->message);
+		if (set->n > 1 || !member->spill)
+			log_line(member->spill ? LOG_LEVEL_INFO : LOG_LEVEL_WARN, "spill store %s%s: %s%s",
+				member->opts.dir,
+				member->spill ? ""
+				: serving     ? " is missing, and the others serve without it"
+					      : " is missing",
+				member->message, member_is_missing(member) ? "; looked for every other second" : "");
 	}
 	if (set->n == 1 || !serving)
 		snprintf(message, 256, "%s", set->members[0].message);
 	else
 		snprintf(message, 256, "%u of %u stores serve", serving, set->n);
+}
+
+static void set_fill(struct spill_set *set, const struct spill_opts *opts, unsigned n)
+{
+	set->n = n;
+	set->wake_fd = set->lock_fd = -1;
+	for (unsigned i = 0; i < n; i++) {
+		struct member *member = &set->members[i];
+
+		member->opts = opts[i];
+		member->opts.number = i;
+		if (opts[i].cpus) {
+			member->cpus = *opts[i].cpus;
+			member->opts.cpus = &member->cpus;
+		}
+	}
 }
 
 int spill_set_open(struct spill_set **result, const struct spill_opts *opts, unsigned n, char message[256])
@@ -177,23 +249,24 @@ int spill_set_open(struct spill_set **result, const struct spill_opts *opts, uns
 		return set ? -EINVAL : -ENOMEM;
 	}
 	*result = set; /* found() calls spill_set_forget() */
-	set->n = n;
-	set->wake_fd = -1;
-	for (unsigned i = 0; i < n; i++) {
-		set->members[i].opts = opts[i];
-		set->members[i].opts.number = i;
-	}
+	set_fill(set, opts, n);
 	set_share_lock(set, opts[0].lock_fd);
 	set_leave_out_copies(set);
 	set_begin(set);
 	serving = set_tell(set);
-	set_say(set, serving, message);
-	set_settle_lock(set, opts[0].lock_fd, serving);
+	set_settle_lock(set);
 	if (!serving)
-		r = set->members[0].error;
-	else if (n > 1)
-		r = set_watch(set);
+		r = set_refusal(set);
+	if (r == 0) {
+		set_say(set, serving, message);
+		set->lock_fd = opts[0].lock_fd;
+		if (n > 1 || !serving)
+			r = set_watch(set);
+	} else {
+		snprintf(message, 256, "%s", set->members[0].message);
+	}
 	if (r < 0) {
+		set->lock_fd = -1; /* the caller's */
 		spill_set_close(set);
 		*result = NULL;
 	}
@@ -216,9 +289,96 @@ void spill_set_close(struct spill_set *set)
 			set->members[i].spill = NULL;
 			spill_close_by(spill, deadline_ns);
 		}
+	for (unsigned i = 0; i < set->n; i++)
+		if (set->members[i].attempt)
+			spill_attempt_give_up(set->members[i].attempt, deadline_ns);
 	if (set->wake_fd >= 0)
 		close(set->wake_fd);
+	if (set->lock_fd >= 0)
+		close(set->lock_fd);
 	free(set);
+}
+
+/* ---- stores that come later ---- */
+
+unsigned spill_set_missing(const struct spill_set *set)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < set->n; i++)
+		n += set->members[i].telling || member_is_missing(&set->members[i]);
+	return n;
+}
+
+static void member_look_for(struct spill_set *set, struct member *member)
+{
+	struct spill_identity others[SPILL_STORES_MAX];
+	struct spill_opts opts = member->opts;
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < set->n; i++)
+		if (set->members[i].spill)
+			others[n++] = set->members[i].id;
+	opts.lock_fd = set->lock_fd;
+	member->attempt = spill_attempt_new(&opts, others, n);
+	member->retry_ns = loop_now() + RETRY_NS;
+}
+
+/* It came back: who knows its namespaces makes them known before its records are told. */
+static void member_arrived(struct spill_set *set, struct member *member, struct spill *spill)
+{
+	member->spill = spill;
+	if (member_watch(set, member) < 0) {
+		spill_close(spill);
+		member->spill = NULL;
+		member_leave_out(member, -ENOMEM, "no descriptor to watch it by");
+		return;
+	}
+	spill_peek(&member->opts, &member->id);
+	member->telling = true;
+	member->error = 0;
+	if (member->opts.arrived)
+		member->opts.arrived(member->opts.owner, member->opts.number);
+}
+
+static void member_tell(struct member *member)
+{
+	int r = spill_tell_some(&member->spill, TELL_RECORDS, member->message);
+
+	if (r > 0)
+		return;
+	member->telling = false;
+	if (r < 0) {
+		member_leave_out(member, r, member->message);
+		return;
+	}
+	log_info("spill store %s is back: %s", member->opts.dir, member->message);
+	if (member->opts.joined)
+		member->opts.joined(member->opts.owner, member->opts.number);
+}
+
+static void member_tick_missing(struct spill_set *set, struct member *member)
+{
+	struct spill *spill = NULL;
+	char message[256];
+	int error, before = member->error;
+
+	if (!member->attempt) {
+		if (loop_now() >= member->retry_ns)
+			member_look_for(set, member);
+		return;
+	}
+	if (!spill_attempt_end(member->attempt, &spill, &error, message))
+		return;
+	member->attempt = NULL;
+	memcpy(member->message, message, sizeof(message));
+	if (spill) {
+		member_arrived(set, member, spill);
+		return;
+	}
+	member_leave_out(member, error, member->message);
+	if (error != before)
+		log_warn("spill store %s is still missing: %s", member->opts.dir, message);
 }
 
 /* ---- transfers ---- */
@@ -257,7 +417,7 @@ static unsigned set_bids(const struct spill_set *set, struct bid bids[SPILL_STOR
 		struct bid bid = {.spill = spill};
 		unsigned at = n;
 
-		if (!spill)
+		if (!spill || set->members[i].telling)
 			continue;
 		spill_stats(spill, &stats);
 		bid.slow = stats.state != SPILL_UP || spill_stalled(spill, STALLED_NS);
@@ -289,9 +449,11 @@ int spill_set_write(struct spill_set *set, const struct spill_record *record, co
 	unsigned n;
 	int r = 0;
 
-	if (set->n == 1)
-		return spill_write(set->members[0].spill, record, data, cookie, done, owner);
+	if (set_only(set))
+		return spill_write(set_only(set), record, data, cookie, done, owner);
 	n = set_bids(set, bids);
+	if (!n)
+		return -ENODEV;
 	for (unsigned i = 0; i < n; i++) {
 		int one;
 
@@ -360,8 +522,8 @@ int spill_set_flush(struct spill_set *set, spill_done_fn done, void *owner)
 	unsigned n = 0;
 	int r = 0;
 
-	if (set->n == 1)
-		return spill_flush(set->members[0].spill, done, owner);
+	if (set_only(set))
+		return spill_flush(set_only(set), done, owner);
 	all = all_new(done, owner);
 	if (!all)
 		return -EAGAIN;
@@ -369,14 +531,14 @@ int spill_set_flush(struct spill_set *set, spill_done_fn done, void *owner)
 		struct spill *spill = set->members[i].spill;
 		int one;
 
-		if (!spill)
+		if (!spill || set->members[i].telling)
 			continue;
 		/* one that hangs has nothing that counts as written, and would keep the others' answer */
 		one = spill_hung(spill) ? -ETIMEDOUT : spill_flush(spill, all_done, all);
 		n += one == 0;
 		r = one < 0 ? one : r;
 	}
-	return all_asked(all, n, r);
+	return all_asked(all, n, n || r ? r : -ENODEV);
 }
 
 int spill_set_drop(struct spill_set *set, uint64_t ns_id, spill_done_fn done, void *owner)
@@ -385,8 +547,8 @@ int spill_set_drop(struct spill_set *set, uint64_t ns_id, spill_done_fn done, vo
 	unsigned n = 0;
 	int r = 0;
 
-	if (set->n == 1)
-		return spill_drop(set->members[0].spill, ns_id, done, owner);
+	if (set_only(set))
+		return spill_drop(set_only(set), ns_id, done, owner);
 	for (unsigned i = 0; i < set->n; i++) {
 		struct spill_stats stats;
 
@@ -418,7 +580,7 @@ uint64_t spill_set_scrub_now(struct spill_set *set, uint64_t bytes_per_s)
 	uint64_t bytes = 0;
 
 	for (unsigned i = 0; i < set->n; i++)
-		if (set->members[i].spill)
+		if (set->members[i].spill && !set->members[i].telling)
 			bytes += spill_scrub_now(set->members[i].spill, (bytes_per_s + set->n - 1) / set->n);
 	return bytes;
 }
@@ -435,7 +597,7 @@ bool spill_set_telling_damage(const struct spill_set *set)
 
 int spill_set_fd(const struct spill_set *set)
 {
-	return set->n == 1 ? spill_fd(set->members[0].spill) : set->wake_fd;
+	return set_only(set) ? spill_fd(set_only(set)) : set->wake_fd;
 }
 
 unsigned spill_set_reap(struct spill_set *set)
@@ -475,11 +637,18 @@ static void member_say_state(struct member *member)
 
 void spill_set_tick(struct spill_set *set)
 {
-	for (unsigned i = 0; i < set->n; i++)
-		if (set->members[i].spill) {
-			spill_tick(set->members[i].spill);
-			member_say_state(&set->members[i]);
+	for (unsigned i = 0; i < set->n; i++) {
+		struct member *member = &set->members[i];
+
+		if (member->telling) {
+			member_tell(member);
+		} else if (member->spill) {
+			spill_tick(member->spill);
+			member_say_state(member);
+		} else if (member->attempt || member_is_missing(member)) {
+			member_tick_missing(set, member);
 		}
+	}
 }
 
 /* ---- looking ---- */
@@ -520,6 +689,11 @@ bool spill_set_hung(const struct spill_set *set, spill_place place)
 	return !spill || spill_hung(spill);
 }
 
+bool spill_set_serves(const struct spill_set *set, unsigned i)
+{
+	return set->members[i].spill != NULL;
+}
+
 unsigned spill_set_n(const struct spill_set *set)
 {
 	return set->n;
@@ -531,17 +705,23 @@ void spill_set_store_stats(const struct spill_set *set, unsigned i, struct spill
 
 	if (member->spill) {
 		spill_stats(member->spill, stats);
+		if (!member->telling)
+			return;
+		stats->state = SPILL_DOWN;
+		snprintf(stats->message, sizeof(stats->message), "%.120s is back, and what is in it is being found",
+			member->opts.dir);
 		return;
 	}
 	*stats = (struct spill_stats){.state = SPILL_DOWN, .last_errno = -member->error, .since = member->since};
-	snprintf(stats->message, sizeof(stats->message), "%s", member->message);
+	snprintf(stats->message, sizeof(stats->message), "%.210s%s", member->message,
+		member_is_missing(member) ? "; looked for every other second" : "");
 }
 
 /* The worst message is the one to be seen: it says which store. */
 void spill_set_stats(const struct spill_set *set, struct spill_stats *all)
 {
-	if (set->n == 1) {
-		spill_stats(set->members[0].spill, all);
+	if (set_only(set)) {
+		spill_stats(set_only(set), all);
 		return;
 	}
 	*all = (struct spill_stats){.state = SPILL_DOWN, .uring = true, .direct = true};

@@ -18,9 +18,11 @@ struct spill_set;
 /**
  * spill_set_open() - open or make @n stores, side by side, then tell what is in them
  * @opts: of each; number is filled in.  owner, gone and found are the same for all.  lock_fd is that of the first.
- * A store that cannot be opened is said and left out until the next start, as long as another one serves.
+ * A store that cannot be opened is said and left out.  Where the reason may pass (not mounted, no device) it is looked for again
+ * from spill_set_tick(), by a thread, and joins when it is there: found() is told of its records some at a time, meanwhile it is
+ * read and not written.  Where none serves the set is opened all the same if all may come.
  * Of two that are one file, or copies of each other, one is left out: the copy where it can be told, else the later one.
- * Return: 0; -errno of the first: none serves.
+ * Return: 0; -errno of a store that is not to be had: none serves.
  */
 int spill_set_open(struct spill_set **set, const struct spill_opts *opts, unsigned n, char message[256]);
 /** spill_set_close() - as spill_close(), all at once */
@@ -45,6 +47,8 @@ unsigned spill_set_reap(struct spill_set *set);
 unsigned spill_set_wait(struct spill_set *set, uint64_t deadline_ns);
 void spill_set_tick(struct spill_set *set);
 
+/** spill_set_missing() - stores that are looked for, or have not told all yet: what is not found may be in one of them */
+unsigned spill_set_missing(const struct spill_set *set);
 /** spill_set_longest() - of the store that takes the longest */
 uint64_t spill_set_longest(const struct spill_set *set);
 /** spill_set_stalled() - every store that is up has let nothing end for @ns */
@@ -55,6 +59,8 @@ bool spill_set_hung(const struct spill_set *set, spill_place place);
 /** spill_set_stats() - all together; state UP: one at least takes writes */
 void spill_set_stats(const struct spill_set *set, struct spill_stats *stats);
 unsigned spill_set_n(const struct spill_set *set);
+/** spill_set_serves() - is store @i there? */
+bool spill_set_serves(const struct spill_set *set, unsigned i);
 /** spill_set_store_stats() - of store @i, as configured; one that was left out is DOWN, and its message says why */
 void spill_set_store_stats(const struct spill_set *set, unsigned i, struct spill_stats *stats);
 

@@ -169,8 +169,8 @@ void health_tick(struct spill *spill);
 
 /** spill_scan() - find the records of all segments; no callback but progress(). Return: 0; -ENOMEM. */
 int spill_scan(struct spill *spill);
-/** spill_tell_found() - tell found() of them, in the order of the log. Return: 0; -ENOMEM. */
-int spill_tell_found(struct spill *spill);
+/** spill_tell_found() - tell found() of about @n of them, in the order of the log. Return: 1: there are more; 0; -ENOMEM. */
+int spill_tell_found(struct spill *spill, uint64_t n);
 
 /* ---- spill_scrub.c ---- */
 
@@ -224,6 +224,8 @@ struct spill {
 	struct health health;
 	struct scrub scrub;
 	struct drop *drop; /* spill_drop.c: under way, or NULL */
+	struct order *order; /* spill_recover.c: of what is being told, or NULL */
+	uint32_t n_order, order_at;
 
 	struct segment *segments;
 	uint32_t n_segments; /* as the capacity allows */

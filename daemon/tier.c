@@ -23,6 +23,8 @@
 #include "spill_set.h"
 #include "tier_parts.h"
 
+#define LINK_BUCKETS 16384 /* of keys, linked in a tick: some milliseconds */
+
 /* ---- writes ---- */
 
 bool tier_on(const struct daemon *d)
@@ -179,8 +181,10 @@ static void *tier_found(void *owner, const struct spill_record *record, spill_pl
 	e = ns_entry(ns, &record->key);
 	if (!e)
 		e = ns_entry_add(ns, &record->key, &record->parent);
-	if (!e)
+	if (!e || e->doomed || (e->cold && d->served)) /* of one that came back: what is known is of a newer run */
 		return NULL;
+	if (e->slot != NO_SLOT && (e->bytes != record->bytes || e->used_tokens != record->used_tokens))
+		return NULL; /* it would not be taken for this block's when it is read */
 	if (e->cold) /* written twice: the later one counts */
 		spill_set_forget(d->tier->spill, e->cold);
 	else
@@ -229,7 +233,7 @@ static int store_node(const char *path)
 }
 
 /* Namespaces that made way for others leave records behind; but where nothing is anybody's, the files were left behind. */
-static void tier_say_nobodys(const struct tier *tier)
+static void tier_say_nobodys(struct tier *tier, const char *path)
 {
 	struct spill_stats stats;
 
@@ -238,7 +242,55 @@ static void tier_say_nobodys(const struct tier *tier)
 		log_line(stats.live_records ? LOG_LEVEL_INFO : LOG_LEVEL_WARN,
 			"spill store %s: %" PRIu64
 			" records are of namespaces without a file ns-*.kvns beside the store, and are misses; if those files were left behind when it was moved, put them there, mode 0600 and the daemon's own, and restart before the room is used anew",
-			tier->d->config.stores[0].path, tier->n_nobodys);
+			path, tier->n_nobodys);
+	tier->n_nobodys = 0;
+}
+
+/* ---- a store that was missing ---- */
+
+static void tier_store_arrived(void *owner, unsigned i)
+{
+	struct daemon *d = owner;
+	const char *path = d->config.stores[i].path;
+
+	d->tier->store_nodes[i] = store_node(path);
+	d->tier->store_devices[i] = spill_device(path);
+	ns_file_load_late(d, path);
+}
+
+static void tier_store_joined(void *owner, unsigned i)
+{
+	struct daemon *d = owner;
+
+	tier_say_nobodys(d->tier, d->config.stores[i].path);
+	d->tier->link = LINK_PARENTS;
+	for (struct ns *ns = d->namespaces; ns; ns = ns->next)
+		ns->link_at = 0;
+}
+
+/* A piece of it a tick.  As long as another store is missing a parent may be in that one, and nothing is unreachable for good. */
+static void tier_link_step(struct tier *tier)
+{
+	bool more = false;
+
+	if (tier->link == LINK_NONE)
+		return;
+	for (struct ns *ns = tier->d->namespaces; ns && !more; ns = ns->next)
+		more = ns_link_some(ns, &ns->link_at, LINK_BUCKETS, tier->link == LINK_DROP);
+	if (more)
+		return;
+	tier->link = tier->link == LINK_PARENTS && !spill_set_missing(tier->spill) ? LINK_DROP : LINK_NONE;
+	for (struct ns *ns = tier->d->namespaces; ns; ns = ns->next)
+		ns->link_at = 0;
+}
+
+/* The device a store of this pool lay on when it was last seen there, by what the last daemon left in the stats. */
+static uint32_t tier_device_before(const struct kvp_stats *stats, const char *path)
+{
+	for (unsigned i = 0; i < stats->n_stores && i < KVP_STATS_STORES_MAX; i++)
+		if (!strcmp(stats->stores[i].path, path))
+			return stats->stores[i].device;
+	return 0;
 }
 
 static int tier_open_spill(struct daemon *d, char message[256])
@@ -254,6 +306,7 @@ static int tier_open_spill(struct daemon *d, char message[256])
 			largest_block = ns->head->block_bytes;
 	for (unsigned i = 0; i < d->config.n_stores; i++) {
 		tier->store_nodes[i] = store_node(d->config.stores[i].path);
+		tier->store_devices[i] = tier_device_before(d->pool.stats, d->config.stores[i].path);
 		opts[i] = (struct spill_opts){.dir = d->config.stores[i].path,
 			.cpus = topology_node_cpus(d->topology, tier->store_nodes[i], &cpus[i]) ? &cpus[i] : NULL,
 			.capacity = d->config.stores[i].bytes,
@@ -261,17 +314,24 @@ static int tier_open_spill(struct daemon *d, char message[256])
 			.largest_block = largest_block,
 			.use_uring = strcmp(d->config.io, "threads") != 0,
 			.lock_fd = d->pool.io_lock_fd,
+			.device = tier->store_devices[i],
 			.owner = d,
 			.gone = tier_gone,
-			.found = tier_found};
+			.found = tier_found,
+			.arrived = tier_store_arrived,
+			.joined = tier_store_joined};
 	}
 	r = spill_set_open(&tier->spill, opts, d->config.n_stores, message);
 	if (r < 0)
 		return r;
 	d->pool.io_lock_fd = -1; /* the stores' rings have it */
-	tier_say_nobodys(tier);
+	tier_say_nobodys(tier, d->config.stores[0].path);
 	snprintf(d->pool.stats->spill_dir, sizeof(d->pool.stats->spill_dir), "%s", d->config.stores[0].path);
-	log_info("spill store %s: %s", d->config.stores[0].path, message);
+	for (unsigned i = 0; i < d->config.n_stores; i++)
+		if (spill_set_serves(tier->spill, i))
+			tier->store_devices[i] = spill_device(d->config.stores[i].path);
+	if (tier_on(d))
+		log_info("spill store %s: %s", d->config.stores[0].path, message);
 	tier->spill_source = (struct loop_source){
 		.fd = spill_set_fd(tier->spill), .events = LOOP_IN, .ready = tier_spill_ready, .owner = tier};
 	return loop_add(d->loop, &tier->spill_source);
@@ -292,6 +352,7 @@ static void tier_store_rows(struct daemon *d)
 			.direct = s.direct,
 			.node = (uint32_t)d->tier->store_nodes[i],
 			.last_errno = (uint32_t)s.last_errno,
+			.device = d->tier->store_devices[i],
 			.since = (uint64_t)s.since,
 			.capacity = s.capacity ? s.capacity : d->config.stores[i].bytes,
 			.used = s.used_bytes,
@@ -332,9 +393,10 @@ int tier_start(struct daemon *d, char message[256])
 	if (r == 0 && d->config.n_stores)
 		r = tier_open_spill(d, message);
 	if (r == 0)
-		ns_link_all(d);
+		ns_link_all(d, d->tier->spill && spill_set_missing(d->tier->spill));
 	tier_stats(d);
-	tier_store_rows(d);
+	if (r == 0) /* else what the last daemon knew of its stores stays */
+		tier_store_rows(d);
 	return r;
 }
 
@@ -401,6 +463,7 @@ void tier_tick(struct daemon *d)
 	if (d->tier->spill) {
 		spill_set_scrub_rate(d->tier->spill, d->config.spill_scrub);
 		spill_set_tick(d->tier->spill);
+		tier_link_step(d->tier);
 	}
 	tier_stats(d);
 	tier_store_rows(d);

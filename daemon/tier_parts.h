@@ -72,6 +72,12 @@ struct tier {
 	struct daemon *d;
 	struct spill_set *spill; /* NULL: off */
 	int store_nodes[CONFIG_STORES_MAX]; /* the kernel's numbers; -1: not known */
+	uint32_t store_devices[CONFIG_STORES_MAX]; /* spill_device(), as far as known */
+	enum {
+		LINK_NONE,
+		LINK_PARENTS,
+		LINK_DROP
+	} link; /* stores came back: what is done with all namespaces, see ns_link_some() */
 	struct loop_source spill_source;
 	struct io *copies; /* out of staging areas */
 	struct loop_source copies_source;

@@ -113,7 +113,7 @@ struct kvp_store_row {
 	uint32_t direct; /* 1: O_DIRECT, 0: through the page cache */
 	uint32_t node; /* of its device, UINT32_MAX: not known */
 	uint32_t last_errno;
-	uint32_t reserved;
+	uint32_t device; /* on which it lies, or lay last: major << 20 | minor; 0: not known */
 	uint64_t since; /* of the state: seconds since the epoch; 0: since the start */
 	uint64_t capacity, used, live, live_records;
 	uint64_t in_flight, queued; /* transfers, and their bytes */

@@ -163,6 +163,118 @@ static void with_a_store_missing_the_rest_is_served_under_the_old_keys_whichever
 	}
 }
 
+/* Each block the child of the one before, so that what is found hangs together over all stores. */
+static void a_store_missing_at_the_start_joins_while_the_daemon_serves(void **state)
+{
+	struct several *s = *state;
+	char away[110], says[32], path[200];
+	uint64_t until = wire_now() + 60000000000ull;
+
+	for (unsigned k = 0; k < N; k++)
+		assert_int_equal(
+			trial_put(s->t.ns, &s->keys[k], k ? &s->keys[k - 1] : NULL, k, TRIAL_BLOCK), KVP_PUB_STORED);
+	assert_int_equal(TRIAL_KVCTL(&s->t, NULL, 0, "drain"), 0);
+	trial_detach(&s->t);
+	assert_int_equal(host_stop(&s->t.host), 0);
+	trial_memory_gone(&s->t);
+	snprintf(away, sizeof(away), "%s.away", s->dirs[1]);
+	assert_int_equal(rename(s->dirs[1], away), 0);
+	assert_int_equal(host_start(&s->t.host, NULL), 0);
+	trial_attach(&s->t);
+	assert_in_range(get_all(s, N), N / 3, N - 10);
+	assert_int_equal(rename(away, s->dirs[1]), 0);
+	snprintf(path, sizeof(path), "spill store %s is back: ", s->dirs[1]);
+	assert_true(host_logged(&s->t.host, path, 20000));
+	assert_int_equal(get_all(s, N), N);
+	do /* the page is a second old at most */
+		store_says(s, 1, "errno", says);
+	while (strcmp(says, "up") && wire_now() < until);
+	assert_string_equal(says, "up");
+	assert_int_equal(TRIAL_KVCTL(&s->t, NULL, 0, "check"), 0);
+	trial_reboot(&s->t);
+	assert_int_equal(get_all(s, N), N);
+}
+
+static void without_its_only_store_a_daemon_serves_and_takes_it_when_it_is_mounted(void **state)
+{
+	struct several *s = *state;
+	char away[110], path[200], out[4096];
+
+	trial_detach(&s->t);
+	assert_int_equal(host_stop(&s->t.host), 0);
+	several_options(s, 1);
+	trial_attach(&s->t);
+	put_all(s, 0, 40);
+	assert_int_equal(TRIAL_KVCTL(&s->t, NULL, 0, "drain"), 0);
+	trial_detach(&s->t);
+	assert_int_equal(host_stop(&s->t.host), 0);
+	trial_memory_gone(&s->t);
+	snprintf(away, sizeof(away), "%s.away", s->dirs[0]);
+	assert_int_equal(rename(s->dirs[0], away), 0);
+	assert_int_equal(host_start(&s->t.host, NULL), 0);
+	snprintf(path, sizeof(path), "spill store %s is missing: ", s->dirs[0]);
+	assert_true(host_logged(&s->t.host, path, 0));
+	TRIAL_KVCTL(&s->t, out, sizeof(out), "stats");
+	assert_non_null(strstr(out, "DOWN"));
+	assert_non_null(strstr(out, "make the directory"));
+	assert_int_equal(rename(away, s->dirs[0]), 0); /* with the file of its namespace, which nobody knew */
+	snprintf(path, sizeof(path), "spill store %s is back: ", s->dirs[0]);
+	assert_true(host_logged(&s->t.host, path, 20000));
+	trial_attach(&s->t);
+	assert_int_equal(get_all(s, 40), 40);
+	wire_sleep_ms(2500); /* it looks at its file now and then: it is at home there */
+	put_all(s, 40, N);
+	trial_reboot(&s->t);
+	assert_int_equal(get_all(s, N), N);
+}
+
+/* A directory is a symbolic link here, where an operator has a mount point. */
+static void where_the_file_system_of_a_store_is_gone_none_is_made_below(void **state)
+{
+	struct several *s = *state;
+	char real[110], below[64] = "/dev/shm/kvp-test-below-XXXXXX", path[200], out[4096];
+	struct stat a, b;
+
+	assert_non_null(mkdtemp(below));
+	assert_int_equal(stat(below, &a), 0);
+	assert_int_equal(stat(s->dirs[0], &b), 0);
+	trial_detach(&s->t);
+	assert_int_equal(host_stop(&s->t.host), 0);
+	snprintf(real, sizeof(real), "%s.real", s->dirs[0]);
+	assert_int_equal(rename(s->dirs[0], real), 0);
+	assert_int_equal(symlink(real, s->dirs[0]), 0);
+	several_options(s, 1);
+	trial_attach(&s->t);
+	put_all(s, 0, 40);
+	assert_int_equal(TRIAL_KVCTL(&s->t, NULL, 0, "drain"), 0);
+	trial_detach(&s->t);
+	assert_int_equal(host_stop(&s->t.host), 0);
+	assert_int_equal(unlink(s->dirs[0]), 0);
+	assert_int_equal(symlink(below, s->dirs[0]), 0);
+	for (unsigned i = 0; i < 2 && a.st_dev != b.st_dev; i++) { /* what is not known now is not forgotten either */
+		assert_int_equal(host_start(&s->t.host, NULL), 0);
+		assert_true(host_logged(&s->t.host, "is its file system not mounted?", 0));
+		TRIAL_KVCTL(&s->t, out, sizeof(out), "stats");
+		assert_non_null(strstr(out, "DOWN"));
+		snprintf(path, sizeof(path), "%s/kvpool.store", below);
+		assert_int_equal(access(path, F_OK), -1);
+		if (!i)
+			assert_int_equal(host_stop(&s->t.host), 0);
+	}
+	assert_int_equal(unlink(s->dirs[0]), 0);
+	assert_int_equal(symlink(real, s->dirs[0]), 0);
+	if (a.st_dev == b.st_dev) /* one file system: then there is only this to see */
+		assert_int_equal(host_start(&s->t.host, NULL), 0);
+	else
+		assert_true(host_logged(&s->t.host, " is back: ", 20000));
+	trial_attach(&s->t);
+	assert_int_equal(get_all(s, 40), 40);
+	snprintf(path, sizeof(path), "rm -rf %s", below);
+	assert_int_equal(system(path), 0);
+	assert_int_equal(unlink(s->dirs[0]), 0);
+	assert_int_equal(rename(real, s->dirs[0]), 0);
+}
+
 static void a_store_more_and_a_store_less_are_taken_at_the_next_start(void **state)
 {
 	struct several *s = *state;
@@ -198,6 +310,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		SEVERAL(what_does_not_fit_is_spread_over_all_stores_and_comes_back_after_a_kill_and_a_reboot),
 		SEVERAL(with_a_store_missing_the_rest_is_served_under_the_old_keys_whichever_it_is),
+		SEVERAL(a_store_missing_at_the_start_joins_while_the_daemon_serves),
+		SEVERAL(without_its_only_store_a_daemon_serves_and_takes_it_when_it_is_mounted),
+		SEVERAL(where_the_file_system_of_a_store_is_gone_none_is_made_below),
 		SEVERAL(a_store_more_and_a_store_less_are_taken_at_the_next_start),
 	};
 

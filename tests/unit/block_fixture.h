@@ -144,7 +144,7 @@ static inline void restart(struct fixture *f, const bool *lives)
 	for (unsigned i = 0; i < SESSIONS; i++)
 		if (lives[i])
 			f->members[i] = session_join(&f->sessions[i], &f->ns, true);
-	ns_link_all(&f->d);
+	ns_link_all(&f->d, false);
 }
 
 static inline void done_with(struct fixture *f)

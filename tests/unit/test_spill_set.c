@@ -20,6 +20,7 @@ struct stores {
 	char dirs[STORES][80];
 	uint8_t *out[BLOCKS]; /* of each block: what is being written stays as it is */
 	unsigned n;
+	bool serving; /* as the daemon: of stores that come later what is known already is not wanted */
 	char message[256];
 };
 
@@ -28,6 +29,8 @@ static void *set_found(void *owner, const struct spill_record *record, spill_pla
 	struct stores *s = owner;
 	struct block *b = &s->f->blocks[record->key.w[0] - 1];
 
+	if (b->place && s->serving)
+		return NULL;
 	if (b->place)
 		spill_set_forget(s->set, b->place);
 	*b = (struct block){.k = (unsigned)record->key.w[0] - 1, .bytes = record->bytes, .place = place};
@@ -46,10 +49,15 @@ static void set_gone(void *owner, void *cookie)
 
 static int stores_open(struct stores *s)
 {
+	int r;
+
 	for (unsigned k = 0; k < BLOCKS; k++)
 		s->f->blocks[k] = (struct block){.k = k};
 	s->f->n_found = s->f->n_gone = 0;
-	return spill_set_open(&s->set, s->opts, s->n, s->message);
+	s->serving = false;
+	r = spill_set_open(&s->set, s->opts, s->n, s->message);
+	s->serving = true;
+	return r;
 }
 
 static void stores_close(struct stores *s)
@@ -268,16 +276,137 @@ static void a_store_missing_at_the_start_is_said_and_the_others_serve_until_it_i
 		assert_int_equal(set_get(s, k), 0);
 }
 
-static void with_no_store_at_all_the_start_is_refused(void **state)
+static void move_away(struct stores *s, unsigned i, char away[100])
+{
+	snprintf(away, 100, "%s.away", s->dirs[i]);
+	assert_int_equal(rename(s->dirs[i], away), 0);
+}
+
+static void a_store_that_comes_back_joins_and_nothing_newer_is_overwritten(void **state)
+{
+	struct stores *s = *state;
+	spill_place newer[60];
+	struct log_catch log;
+	unsigned lost = 0;
+	char away[100];
+
+	for (unsigned k = 0; k < 60; k++)
+		assert_int_equal(set_put(s, k, SIZE), 0);
+	assert_int_equal(set_flush(s), 0);
+	stores_close(s);
+	move_away(s, 1, away);
+	assert_int_equal(stores_open(s), 0);
+	assert_int_equal(spill_set_missing(s->set), 1);
+	for (unsigned k = 0; k < 60; k++)
+		lost += !s->f->blocks[k].place;
+	assert_true(lost > 10);
+	for (unsigned k = 0, n = 0; k < 60 && n < lost / 2; k++) /* half of them are written again meanwhile */
+		if (!s->f->blocks[k].place) {
+			assert_int_equal(set_put(s, k, SIZE), 0);
+			n++;
+		}
+	for (unsigned k = 0; k < 60; k++)
+		newer[k] = s->f->blocks[k].place;
+	log = log_catch();
+	assert_int_equal(rename(away, s->dirs[1]), 0);
+	tick_until(s, 1, SPILL_UP);
+	assert_int_equal(log_lines(&log, "/1 is back: "), 1);
+	assert_int_equal(spill_set_missing(s->set), 0);
+	assert_int_equal(store_stats(s, 1).last_errno, 0);
+	for (unsigned k = 0; k < 60; k++) {
+		assert_true(!newer[k] || s->f->blocks[k].place == newer[k]);
+		assert_int_equal(set_get(s, k), 0);
+	}
+	for (unsigned k = 60; k < 90; k++) /* and it takes its part of what comes */
+		assert_int_equal(set_put(s, k, SIZE), 0);
+	assert_true(store_stats(s, 1).writes > 5);
+	assert_int_equal(set_flush(s), 0);
+	stores_close(s);
+	assert_int_equal(stores_open(s), 0);
+	for (unsigned k = 0; k < 90; k++)
+		assert_int_equal(set_get(s, k), 0);
+}
+
+static void with_no_store_at_all_the_start_goes_on_and_they_join_when_they_come(void **state)
+{
+	struct stores *s = *state;
+	char away[STORES][100];
+	int res = 1;
+
+	for (unsigned k = 0; k < 30; k++)
+		assert_int_equal(set_put(s, k, SIZE), 0);
+	assert_int_equal(set_flush(s), 0);
+	for (s->n = STORES; s->n; s->n -= 2) { /* three of them, and one alone */
+		unsigned there = 0;
+
+		stores_close(s);
+		for (unsigned i = 0; i < s->n; i++)
+			move_away(s, i, away[i]);
+		assert_int_equal(stores_open(s), 0);
+		assert_int_equal(set_stats(s).state, SPILL_DOWN);
+		assert_non_null(strstr(set_stats(s).message, "make the directory"));
+		assert_non_null(strstr(set_stats(s).message, "looked for every other second"));
+		assert_int_equal(begin(s, 40, SIZE), -ENODEV);
+		assert_int_equal(spill_set_flush(s->set, flush_done, &res), -ENODEV);
+		assert_int_equal(spill_set_drop(s->set, 0, flush_done, &res), -ENODEV);
+		for (unsigned i = 0; i < s->n; i++)
+			assert_int_equal(rename(away[i], s->dirs[i]), 0);
+		for (unsigned i = 0; i < s->n; i++)
+			tick_until(s, i, SPILL_UP);
+		for (unsigned k = 0; k < 30; k++) {
+			there += s->f->blocks[k].place != 0;
+			assert_true(!s->f->blocks[k].place || set_get(s, k) == 0);
+		}
+		assert_int_equal(there, s->n * 10);
+		assert_int_equal(set_put(s, 40, SIZE), 0);
+		spill_set_forget(s->set, s->f->blocks[40].place);
+		assert_int_equal(spill_set_drop(s->set, 7777, flush_done, &res), 0);
+		while (res > 0)
+			spill_set_wait(s->set, loop_now() + SPILL_SECOND);
+		if (s->n == 1)
+			break;
+	}
+}
+
+static void a_store_that_can_never_be_is_a_reason_not_to_start(void **state)
 {
 	struct stores *s = *state;
 
 	stores_close(s);
 	for (unsigned i = 0; i < STORES; i++)
-		s->opts[i].dir = "/nonexistent";
-	assert_int_equal(stores_open(s), -ENOENT);
+		s->opts[i].capacity = 4096;
+	assert_int_equal(stores_open(s), -EINVAL);
 	assert_null(s->set);
-	assert_non_null(strstr(s->message, "/nonexistent"));
+	assert_non_null(strstr(s->message, "too small"));
+}
+
+static void where_a_store_was_on_another_device_none_is_made_anew(void **state)
+{
+	struct stores *s = *state;
+	char path[120];
+	int fd;
+
+	stores_close(s);
+	snprintf(path, sizeof(path), "%s/" SPILL_STORE_NAME, s->dirs[1]);
+	s->opts[1].device = spill_device(s->dirs[1]);
+	assert_int_not_equal(s->opts[1].device, 0);
+	assert_int_equal(unlink(path), 0); /* an operator took it away: the device is the same */
+	assert_int_equal(stores_open(s), 0);
+	assert_int_equal(access(path, F_OK), 0);
+	stores_close(s);
+	s->opts[1].device ^= 1;
+	assert_int_equal(stores_open(s), 0); /* another device, but a store is on it */
+	assert_int_equal(store_stats(s, 1).state, SPILL_UP);
+	stores_close(s);
+	assert_int_equal(unlink(path), 0);
+	assert_int_equal(stores_open(s), 0); /* an empty mount point */
+	assert_int_equal(access(path, F_OK), -1);
+	assert_int_equal(store_stats(s, 1).last_errno, ENODEV);
+	assert_non_null(strstr(store_stats(s, 1).message, "is its file system not mounted?"));
+	fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600); /* as the message says */
+	assert_true(fd >= 0);
+	close(fd);
+	tick_until(s, 1, SPILL_UP);
 }
 
 static void a_store_another_daemon_has_is_left_out(void **state)
@@ -532,7 +661,10 @@ int main(void)
 		SET(with_nothing_to_do_the_store_with_the_most_room_gets_it),
 		SET(after_a_restart_each_store_is_found_by_what_is_in_it_whatever_its_place),
 		SET(a_store_missing_at_the_start_is_said_and_the_others_serve_until_it_is_back),
-		SET(with_no_store_at_all_the_start_is_refused),
+		SET(a_store_that_comes_back_joins_and_nothing_newer_is_overwritten),
+		SET(with_no_store_at_all_the_start_goes_on_and_they_join_when_they_come),
+		SET(a_store_that_can_never_be_is_a_reason_not_to_start),
+		SET(where_a_store_was_on_another_device_none_is_made_anew),
 		SET(a_store_another_daemon_has_is_left_out),
 		SET(of_a_store_and_its_copy_the_copy_is_left_out_untouched),
 		SET(a_copy_alone_is_taken_as_it_is_and_said),
