@@ -67,6 +67,8 @@ static const struct option_row options[] = {
 	{"spill-depth", OPTION_NUMBER, AT(spill_depth), 1, 256, "N", "reads and writes of the spill store at once"},
 	{"spill-scrub", OPTION_SIZE, AT(spill_scrub), 0, 1ull << 40, "SIZE",
 		"bytes a second of the spill store read again to find damage; 0: none"},
+	{"spill-compress", OPTION_TEXT, AT(spill_compress), 4, ROOM(spill_compress), "none|zstd|auto",
+		"blocks go to the spill store compressed; auto (default): where that costs no time"},
 	{"io", OPTION_TEXT, AT(io), 0, ROOM(io), "ENGINE", "auto, uring or threads"},
 	{"log-level", OPTION_TEXT, AT(log_level), 0, ROOM(log_level), "LEVEL", "err, warn, info or debug"},
 	{"lock-memory", OPTION_BOOL, AT(lock_memory), 0, 1, "yes|no", "mlock the pool"},
@@ -107,6 +109,7 @@ void config_defaults(struct config *config)
 	strcpy(config->pages_text, "4k");
 	strcpy(config->pages_short, "refuse");
 	strcpy(config->io, "auto");
+	strcpy(config->spill_compress, "auto");
 	strcpy(config->log_level, "info");
 	config->socket_mode = 0666;
 	config->pool_bytes = 1024ull * MIB;
@@ -872,6 +875,11 @@ int config_check(struct config *config, char message[256])
 		snprintf(message, 256, "io = \"%.15s\": auto, uring or threads", config->io);
 		return -EINVAL;
 	}
+	if (strcmp(config->spill_compress, "none") && strcmp(config->spill_compress, "zstd") &&
+		strcmp(config->spill_compress, "auto")) {
+		snprintf(message, 256, "spill-compress = \"%.7s\": none, zstd or auto", config->spill_compress);
+		return -EINVAL;
+	}
 	if (strcmp(config->log_level, "err") && strcmp(config->log_level, "warn") &&
 		strcmp(config->log_level, "info") && strcmp(config->log_level, "debug")) {
 		snprintf(message, 256, "log-level = \"%.15s\": err, warn, info or debug", config->log_level);
@@ -885,8 +893,8 @@ static bool option_is_live(const struct option_row *row)
 {
 	return (row->kind == OPTION_NUMBER && strcmp(row->name, "spill-depth")) ||
 	       !strcmp(row->name, "uid-max-transit") || !strcmp(row->name, "namespace-min") ||
-	       !strcmp(row->name, "spill-write-budget") || !strcmp(row->name, "spill-scrub") ||
-	       !strcmp(row->name, "log-level");
+	       !strcmp(row->name, "spill-write-budget") || !strcmp(row->name, "spill-compress") ||
+	       !strcmp(row->name, "spill-scrub") || !strcmp(row->name, "log-level");
 }
 
 static size_t option_room(const struct option_row *row)

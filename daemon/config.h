@@ -61,6 +61,7 @@ struct config {
 	bool stores_from_file; /* the first flag begins the list anew */
 	uint64_t spill_write_budget; /* bytes a day for evictions; 0: no limit */
 	uint32_t spill_depth; /* transfers at once */
+	char spill_compress[8]; /* none, zstd, auto: of namespaces that were not made to be either */
 	uint64_t spill_scrub; /* bytes a second read again to find damage; 0: none */
 	char io[16]; /* auto, uring, threads */
 	char log_level[16]; /* err, warn, info, debug */

@@ -520,6 +520,12 @@ void io_add(struct io *io, struct io_op *op)
 	memset(&op->own, 0, sizeof(op->own));
 	if (op->before)
 		op->before(op);
+	if (op->kind == IO_WORK) {
+		io_end(io, op, 0);
+		if (!io->ended)
+			io_arm_timer(io, 0); /* who watches our descriptor is to come and be told */
+		return;
+	}
 	for (int i = 0; i < op->n_iov; i++)
 		op->own.total += op->iov[i].iov_len;
 	io_queue_push(io_queue_of(io, op), op);

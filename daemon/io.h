@@ -22,6 +22,7 @@ enum io_kind {
 	IO_WRITE,
 	IO_DATASYNC,
 	IO_ALLOCATE, /* room for iov[0].iov_len bytes at off, as fallocate(): no wait for the file system in the loop */
+	IO_WORK, /* nothing: what before() does is all of it */
 	IO_OPEN, /* the path at iov[0].iov_base with the flags in off; done() gets a descriptor, to be closed there */
 };
 
@@ -32,7 +33,7 @@ struct io_op {
 	uint64_t off;
 	struct iovec iov[2]; /* as given; the engine keeps its own place */
 	int n_iov;
-	/* bytes moved (all of them), 0 for DATASYNC and ALLOCATE, a descriptor for OPEN; or -errno; end of file: -ENODATA */
+	/* bytes moved (all of them), 0 for DATASYNC, ALLOCATE and WORK, a descriptor for OPEN; or -errno; end of file: -ENODATA */
 	void (*done)(struct io_op *op, int64_t res);
 	/* or NULL; in the worker where there is one, so they touch nothing but what the op owns: before it is started (iov may
 	   be changed), and when it has ended, to say what done() is told. Checksums are worked out here. */

@@ -61,6 +61,9 @@ static void ring_prep(struct io_uring_sqe *sqe, const struct io_op *op)
 	case IO_ALLOCATE:
 		io_uring_prep_fallocate(sqe, op->fd, 0, (off_t)op->off, (off_t)op->iov[0].iov_len);
 		break;
+	case IO_WORK: /* never gets here */
+		io_uring_prep_nop(sqe);
+		break;
 	case IO_OPEN:
 		io_uring_prep_openat(sqe, AT_FDCWD, op->iov[0].iov_base, (int)op->off, 0);
 		break;

@@ -60,6 +60,8 @@ static int64_t twin_do(const struct io_op *op)
 	case IO_DATASYNC:
 		r = fdatasync(op->fd);
 		break;
+	case IO_WORK: /* never gets here */
+		return 0;
 	case IO_ALLOCATE:
 		r = fallocate(op->fd, 0, (off_t)op->off, (off_t)op->iov[0].iov_len);
 		break;

@@ -358,9 +358,9 @@ static int ns_create(struct daemon *d, struct session *session, const struct kvp
 	if (r < 0)
 		return r;
 	birth.mode = join->mode ? join->mode : 0600;
-	birth.flags = join->flags & (KVP_NS_COPIED | KVP_NS_IN_PLACE);
-	if (!birth.flags)
-		birth.flags = birth.mode & 022 ? KVP_NS_COPIED : KVP_NS_IN_PLACE;
+	birth.flags = join->flags & (KVP_NS_COPIED | KVP_NS_IN_PLACE | KVP_NS_SPILL_ZSTD | KVP_NS_SPILL_PLAIN);
+	if (!(birth.flags & (KVP_NS_COPIED | KVP_NS_IN_PLACE)))
+		birth.flags |= birth.mode & 022 ? KVP_NS_COPIED : KVP_NS_IN_PLACE;
 	birth.cost_ns_per_token = join->cost_ns_per_token;
 	memcpy(birth.name, join->name, sizeof(birth.name));
 	if (join->base_id) {
@@ -392,7 +392,8 @@ static int ns_join_check(const struct kvp_wire_join *join, char reason[256])
 			KVP_NAME_MAX - 1);
 		return -KVP_EINVAL;
 	}
-	if (join->mode & ~0666u || (join->flags & KVP_NS_COPIED && join->flags & KVP_NS_IN_PLACE)) {
+	if (join->mode & ~0666u || (join->flags & KVP_NS_COPIED && join->flags & KVP_NS_IN_PLACE) ||
+		(join->flags & KVP_NS_SPILL_ZSTD && join->flags & KVP_NS_SPILL_PLAIN)) {
 		snprintf(reason, 256, "namespace %s: mode %04o or flags %x make no sense", join->name, join->mode,
 			join->flags);
 		return -KVP_EINVAL;

@@ -73,6 +73,13 @@ struct policy_heap {
 
 struct job;
 
+/* What packing made of the blocks that were tried. */
+struct ns_pack {
+	uint32_t n;
+	uint64_t bytes, stored;
+	uint64_t timed_bytes, unpack_ns; /* of those that became shorter */
+};
+
 struct ns {
 	struct ns *next;
 	struct daemon *d;
@@ -97,6 +104,7 @@ struct ns {
 	uint32_t coming_on[TOPOLOGY_NODES_MAX]; /* by node: those slabs */
 	struct slab *open[TOPOLOGY_NODES_MAX]; /* by node: slabs with free slots, those in use longest first */
 	uint64_t n_writing; /* blocks whose cold copy is being written */
+	struct ns_pack pack;
 	uint64_t sweep_held; /* counted so far in this round */
 	struct job *waits; /* requests without a slot yet, oldest first: tier.c's */
 	struct entry *restore_head, *restore_tail; /* ENTRY_QUEUED */

@@ -3,6 +3,10 @@
  *
  * A transfer has two pages of its own for headers and is otherwise the caller's memory.  It is used from the call that
  * starts it to its done(), which may start others.
+ *
+ * A record that is to be packed has no place until the worker has packed it, for only then its length is known: the write
+ * is first an operation that moves nothing, then one like any other.  When no segment can be had just then, it waits in a
+ * list.  Packed bytes lie in memory of the transfer's own, bounded over all of them.
  */
 #include "spill.h"
 
@@ -40,6 +44,8 @@ static struct transfer *transfer_new(struct spill *spill, enum transfer_kind kin
 	spill->free_transfers = t->next;
 	spill->n_used++;
 	t->record.bytes = 0;
+	t->packed = t->packing = false;
+	t->told = (struct spill_packed){0};
 	spill->n_writes += kind == TRANSFER_WRITE;
 	t->kind = kind;
 	t->done = done;
@@ -48,19 +54,53 @@ static struct transfer *transfer_new(struct spill *spill, enum transfer_kind kin
 	return t;
 }
 
+static void transfer_free(struct transfer *t)
+{
+	struct spill *spill = t->spill;
+
+	spill->n_used--;
+	spill->n_used_bytes -= t->record.bytes;
+	spill->n_writes -= t->kind == TRANSFER_WRITE;
+	if (t->packing)
+		spill->pack_writing -= t->pack_room;
+	t->next = spill->free_transfers;
+	spill->free_transfers = t;
+}
+
 static void transfer_end(struct transfer *t, int res, spill_place place)
 {
 	struct spill *spill = t->spill;
 	spill_done_fn done = t->done;
 	void *owner = t->owner;
 
-	spill->n_used--;
-	spill->n_used_bytes -= t->record.bytes;
-	spill->n_writes -= t->kind == TRANSFER_WRITE;
-	t->next = spill->free_transfers;
-	spill->free_transfers = t;
+	transfer_free(t);
+	spill->ended = t; /* done() may start others, but none before it has looked */
 	if (done)
 		done(owner, res, place);
+	spill->ended = NULL;
+}
+
+/* Memory for packed bytes, for the transfer that would be the next one. Return: false: not before others have ended. */
+static bool transfer_make_room(struct spill *spill, uint64_t bytes)
+{
+	struct transfer *t = spill->free_transfers;
+
+	if (!t || t->pack_room >= bytes)
+		return t != NULL;
+	for (struct transfer *idle = t; idle && spill->pack_room + bytes > PACK_MOST; idle = idle->next) {
+		spill->pack_room -= idle->pack_room;
+		idle->pack_room = 0;
+		free(idle->pack);
+		idle->pack = NULL;
+	}
+	if (spill->pack_room && spill->pack_room + bytes - t->pack_room > PACK_MOST)
+		return false;
+	free(t->pack);
+	spill->pack_room -= t->pack_room;
+	t->pack = aligned_alloc(SPILL_PAGE, bytes);
+	t->pack_room = t->pack ? bytes : 0;
+	spill->pack_room += t->pack_room;
+	return t->pack != NULL;
 }
 
 static void write_before(struct io_op *op);
@@ -142,6 +182,8 @@ static void write_done(struct io_op *op, int64_t res)
 	segment->dirty = true;
 	segment->dirty_serial = spill->write_serial;
 	segment_let_live(spill, t->segment, t->index, t->cookie);
+	if (!t->packing)
+		t->told = (struct spill_packed){.bytes = t->record.bytes, .stored = data_pages(t->record.bytes)};
 	spill->stats.writes++;
 	spill->stats.write_bytes += (uint64_t)res;
 	transfer_end(t, 0, t->place);
@@ -177,13 +219,14 @@ static void write_before(struct io_op *op)
 
 		spill_segment_encode(t->head, &spot);
 	}
-	spill_record_encode(
-		t->head + SPILL_PAGE, &t->spot, &t->record, spill_hash_data(op->iov[1].iov_base, t->record.bytes));
+	spill_record_encode(t->head + SPILL_PAGE, &t->spot, &t->record,
+		spill_hash_data(op->iov[1].iov_base, spill_data_bytes(&t->record)));
 }
 
 /* Headers and data as one write.  The segment's own header goes down with its first record. */
-static void write_submit(struct transfer *t, const void *data)
+static void write_submit(struct transfer *t)
 {
+	const void *data = t->packed ? t->pack : t->data;
 	struct spill *spill = t->spill;
 	uint64_t head_bytes = t->index == 0 ? 2 * SPILL_PAGE : SPILL_PAGE;
 	uint64_t off;
@@ -191,56 +234,159 @@ static void write_submit(struct transfer *t, const void *data)
 	t->spot = record_spot(spill, t->segment, &spill->segments[t->segment].records[t->index]);
 	off = t->spot.off + SPILL_PAGE - head_bytes;
 	t->op.iov[0] = (struct iovec){t->head + 2 * SPILL_PAGE - head_bytes, head_bytes};
-	t->op.iov[1] = (struct iovec){(void *)(uintptr_t)data, data_pages(t->record.bytes)};
+	t->op.iov[1] = (struct iovec){(void *)(uintptr_t)data, data_pages(spill_data_bytes(&t->record))};
 	transfer_submit(t, IO_WRITE, off, 2, write_done);
 }
 
-int spill_write(struct spill *spill, const struct spill_record *record, const void *data, void *cookie,
-	spill_done_fn done, void *owner)
+/* Its place, and on its way there. Return: 0; -errno as spill_write(). */
+static int write_place(struct transfer *t)
 {
-	uint64_t span = spill_span(record->bytes);
-	struct transfer *t;
+	struct spill *spill = t->spill;
+	uint64_t span = spill_span(spill_data_bytes(&t->record));
+	struct segment *segment;
 	int64_t i, index;
-	int r = write_refused(spill, record->bytes);
 
-	if (r < 0)
-		return r;
+	if (!spill->free_transfers) /* closing a segment takes one for its flush */
+		return -EAGAIN;
 	i = segment_for(spill, span);
 	if (i == -ENOSPC)
 		health_full(spill, ENOSPC);
 	if (i < 0)
 		return (int)i;
-	index = segment_add(&spill->segments[i], spill->segments[i].used, record, RECORD_WRITING);
+	segment = &spill->segments[i];
+	index = segment_add(segment, segment->used, &t->record, RECORD_WRITING);
 	if (index < 0)
 		return -EAGAIN;
-	t = transfer_new(spill, TRANSFER_WRITE, done, owner);
 	t->segment = (uint32_t)i;
 	t->index = (uint32_t)index;
 	t->place = segment_place(spill, t->segment, t->index);
-	t->record = *record;
-	spill->n_used_bytes += record->bytes;
-	t->cookie = cookie;
-	spill->segments[i].used += span;
-	spill->segments[i].n_writers++;
-	write_submit(t, data);
+	segment->used += span;
+	segment->n_writers++;
+	write_submit(t);
 	return 0;
+}
+
+/* ---- write, packed ---- */
+
+/* In the worker. */
+static void pack_before(struct io_op *op)
+{
+	struct transfer *t = op->owner;
+	struct packer *packer = t->spill->packer;
+	uint64_t most = SPILL_SHORTER(data_pages(t->record.bytes) / SPILL_PAGE) * SPILL_PAGE;
+	bool sample = t->record.codec == SPILL_SAMPLE;
+	int64_t n = packer_pack(packer, t->data, t->record.bytes, t->pack, most);
+
+	t->record.codec = SPILL_PLAIN;
+	t->told.codec = sample ? SPILL_SAMPLE : SPILL_PLAIN;
+	t->told.bytes = t->record.bytes;
+	t->told.stored = data_pages(t->record.bytes);
+	if (n <= 0)
+		return;
+	t->told.stored = data_pages((uint64_t)n);
+	if (sample) {
+		t->told.unpack_ns = packer_time(packer, t->pack, (uint64_t)n, t->record.bytes);
+		return;
+	}
+	memset(t->pack + n, 0,
+		t->told.stored - (uint64_t)n); /* no byte of memory that is not its own goes to the disk */
+	t->record.codec = t->told.codec = SPILL_ZSTD;
+	t->record.stored = (uint32_t)n;
+	t->packed = true;
+}
+
+/* Those that wait for a segment, in their order. */
+static void pack_place_waiting(struct spill *spill)
+{
+	while (spill->placeless) {
+		struct transfer *t = spill->placeless;
+		int r = spill->health.state == SPILL_DOWN ? -ENODEV : write_place(t);
+
+		if (r == -EAGAIN && io_in_flight(spill->io))
+			return; /* what ends calls again */
+		spill->placeless = t->next;
+		if (r < 0)
+			transfer_end(t, r, 0);
+	}
+}
+
+static void pack_done(struct io_op *op, int64_t res)
+{
+	struct transfer *t = op->owner;
+	struct spill *spill = t->spill;
+
+	(void)res;
+	t->next = NULL;
+	if (spill->placeless)
+		spill->last_placeless->next = t;
+	else
+		spill->placeless = t;
+	spill->last_placeless = t;
+	pack_place_waiting(spill);
+}
+
+static bool pack_has_room(struct spill *spill, uint64_t most)
+{
+	return (!spill->pack_writing || spill->pack_writing + most <= PACK_MOST / 2) && transfer_make_room(spill, most);
+}
+
+int spill_write(struct spill *spill, const struct spill_record *record, const void *data, void *cookie,
+	spill_done_fn done, void *owner)
+{
+	uint64_t most = SPILL_SHORTER(data_pages(record->bytes) / SPILL_PAGE) * SPILL_PAGE;
+	bool pack = record->codec != SPILL_PLAIN && most;
+	struct transfer *t;
+	int r = write_refused(spill, record->bytes);
+
+	if (r == 0 && pack && !pack_has_room(spill, most))
+		r = -EAGAIN;
+	if (r < 0)
+		return r;
+	t = transfer_new(spill, TRANSFER_WRITE, done, owner);
+	t->record = *record;
+	t->record.codec = pack ? record->codec : SPILL_PLAIN;
+	t->record.stored = 0;
+	t->data = data;
+	t->cookie = cookie;
+	spill->n_used_bytes += record->bytes;
+	if (pack) {
+		spill->pack_writing += t->pack_room;
+		t->packing = true;
+		t->op = (struct io_op){.kind = IO_WORK, .before = pack_before, .done = pack_done, .owner = t};
+		spill_submit(spill, &t->op);
+		return 0;
+	}
+	r = write_place(t);
+	if (r < 0)
+		transfer_free(t);
+	return r;
+}
+
+const struct spill_packed *spill_packed(const struct spill *spill)
+{
+	return &spill->ended->told;
 }
 
 /* ---- read ---- */
 
-/* Is what came back the record that was asked for, every byte of it? */
-static bool read_is_right(const struct transfer *t)
+/* Is what came back the record that was asked for, every byte of it? Then the bytes are where they were wanted.
+   Return: 0; -EBADMSG; -ENOMEM. */
+static int read_take(const struct transfer *t)
 {
 	struct spill_record found;
 	struct spill_hash hash;
 
 	if (spill_record_decode(t->head + SPILL_PAGE, &t->spot, &found, &hash) < 0)
-		return false;
+		return -EBADMSG;
 	/* the parent is no part of a block's identity, its key has it */
 	if (found.ns_id != t->record.ns_id || memcmp(&found.key, &t->record.key, sizeof(found.key)) ||
 		found.bytes != t->record.bytes || found.used_tokens != t->record.used_tokens)
-		return false;
-	return spill_hash_equal(hash, spill_hash_data(t->op.iov[1].iov_base, found.bytes));
+		return -EBADMSG;
+	if ((found.codec != SPILL_PLAIN) != t->packed || data_pages(spill_data_bytes(&found)) != t->op.iov[1].iov_len)
+		return -EBADMSG; /* it is not as long as the table has it */
+	if (!spill_hash_equal(hash, spill_hash_data(t->op.iov[1].iov_base, spill_data_bytes(&found))))
+		return -EBADMSG;
+	return t->packed ? packer_unpack(t->spill->packer, t->pack, found.stored, t->into, found.bytes) : 0;
 }
 
 /* In the worker. */
@@ -248,8 +394,23 @@ static int64_t read_after(struct io_op *op, int64_t res)
 {
 	struct transfer *t = op->owner;
 
-	t->right = res >= 0 && read_is_right(t);
-	return res;
+	int r = res < 0 ? 0 : read_take(t);
+
+	t->right = res >= 0 && r == 0;
+	return r == -ENOMEM ? r : res;
+}
+
+/* How fast the device gives what lies plain, measured over all reads under way together. */
+static void read_measure(struct spill *spill, const struct transfer *t, int64_t bytes)
+{
+	uint64_t now = loop_now();
+	double sample = (double)(now - spill->read_event_ns) / (double)(bytes > 0 ? bytes : 1);
+	double *speed = &spill->stats.read_ns_per_byte;
+
+	spill->n_reads--;
+	spill->read_event_ns = now;
+	if (bytes > 0 && !t->packed)
+		*speed += (sample - *speed) / (*speed > 0 ? 16 : 1);
 }
 
 static void read_done(struct io_op *op, int64_t res)
@@ -263,6 +424,7 @@ static void read_done(struct io_op *op, int64_t res)
 		transfer_end(t, -EBADMSG, t->place);
 		return;
 	}
+	read_measure(spill, t, res);
 	if (res >= 0) {
 		spill->stats.reads++;
 		spill->stats.read_bytes += (uint64_t)res;
@@ -283,10 +445,15 @@ int spill_read(struct spill *spill, spill_place place, const struct spill_record
 {
 	uint32_t i;
 	struct record *at = segment_find(spill, place, &i);
-	bool lost = !at || at->state != RECORD_LIVE || !record->bytes ||
-		    at->pages != spill_span(record->bytes) / SPILL_PAGE;
-	struct transfer *t = transfer_new(spill, lost ? TRANSFER_LOST : TRANSFER_READ, done, owner);
+	uint64_t pages = spill_span(record->bytes) / SPILL_PAGE;
+	bool lost = !at || at->state != RECORD_LIVE || !record->bytes || at->pages > pages;
+	bool packed = !lost && at->pages < pages;
+	uint64_t data_bytes = lost ? 0 : (uint64_t)(at->pages - 1) * SPILL_PAGE;
+	struct transfer *t;
 
+	if (packed && !transfer_make_room(spill, data_bytes))
+		return -EAGAIN;
+	t = transfer_new(spill, lost ? TRANSFER_LOST : TRANSFER_READ, done, owner);
 	if (!t)
 		return -EAGAIN;
 	t->place = place;
@@ -299,9 +466,13 @@ int spill_read(struct spill *spill, spill_place place, const struct spill_record
 	t->record = *record;
 	spill->n_used_bytes += record->bytes;
 	t->spot = record_spot(spill, i, at);
+	t->packed = packed;
+	t->into = data;
 	t->op.iov[0] = (struct iovec){t->head + SPILL_PAGE, SPILL_PAGE};
-	t->op.iov[1] = (struct iovec){data, data_pages(record->bytes)};
+	t->op.iov[1] = (struct iovec){packed ? t->pack : data, data_bytes};
 	spill->segments[i].n_readers++;
+	if (!spill->n_reads++)
+		spill->read_event_ns = loop_now();
 	transfer_submit(t, IO_READ, segment_off(spill, i) + (uint64_t)at->page * SPILL_PAGE, 2, read_done);
 	return 0;
 }
@@ -359,7 +530,8 @@ static int spill_make_transfers(struct spill *spill)
 	spill->transfers = calloc(spill->n_transfers, sizeof(*spill->transfers));
 	spill->heads = aligned_alloc(SPILL_PAGE, (size_t)spill->n_transfers * 2 * SPILL_PAGE);
 	spill->health.probe.bytes = aligned_alloc(SPILL_PAGE, SPILL_PROBE_BYTES);
-	if (!spill->transfers || !spill->heads || !spill->health.probe.bytes)
+	spill->packer = packer_new();
+	if (!spill->transfers || !spill->heads || !spill->health.probe.bytes || !spill->packer)
 		return -ENOMEM;
 	io_memory_lend(spill->heads, (uint64_t)spill->n_transfers * 2 * SPILL_PAGE);
 	for (unsigned i = spill->n_transfers; i-- > 0;) {
@@ -405,6 +577,9 @@ static void spill_free(struct spill *spill)
 	for (uint32_t i = 0; spill->segments && i < spill->n_segments; i++)
 		segment_release(&spill->segments[i]);
 	free(spill->segments);
+	for (unsigned i = 0; spill->transfers && i < spill->n_transfers; i++)
+		free(spill->transfers[i].pack);
+	packer_free(spill->packer);
 	free(spill->transfers);
 	io_memory_take_back(spill->heads);
 	free(spill->heads);
@@ -565,8 +740,10 @@ int spill_open(struct spill **result, const struct spill_opts *opts, char messag
 
 static bool spill_settle(struct spill *spill, uint64_t deadline_ns)
 {
-	while (io_in_flight(spill->io) && loop_now() < deadline_ns)
+	while (io_in_flight(spill->io) && loop_now() < deadline_ns) {
 		io_wait(spill->io, deadline_ns);
+		pack_place_waiting(spill);
+	}
 	return !io_in_flight(spill->io);
 }
 
@@ -611,6 +788,7 @@ static unsigned spill_moved(struct spill *spill, unsigned n)
 		spill->moved_ns = loop_now();
 		spill->health.hung = false;
 	}
+	pack_place_waiting(spill);
 	return n;
 }
 

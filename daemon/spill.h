@@ -108,12 +108,25 @@ void spill_close_by(struct spill *spill, uint64_t deadline_ns);
 
 /**
  * spill_write() - append a record; @data stays unchanged until done
+ * record->codec: SPILL_ZSTD is a wish: it goes down packed where that makes it shorter by an eighth (SPILL_SHORTER), else
+ * plain.  SPILL_SAMPLE: plain, but inside done() spill_packed() tells what packing would make of it.
  * @data is block memory, 4096-byte aligned, readable up to the next 4096 bytes after record->bytes.
  * Return: 0; -EAGAIN: queue full, or the next segment is being made: try after spill_reap() returned more than 0; -EFBIG;
  *         -EINVAL: no bytes; -ENODEV: store down; -ENOSPC: no segment can be had.
  */
 int spill_write(struct spill *spill, const struct spill_record *record, const void *data, void *cookie,
 	spill_done_fn done, void *owner);
+
+#define SPILL_SAMPLE 255u /* a codec that is in no record */
+#define SPILL_SHORTER(pages) ((pages) - ((pages) + 7) / 8) /* most pages a packed record may have, of so many */
+struct spill_packed {
+	uint32_t codec; /* as it went down, or SPILL_SAMPLE */
+	uint64_t bytes; /* of the block */
+	uint64_t stored; /* of the record's data on disk, whole pages; SPILL_SAMPLE: as they would be, packed */
+	uint64_t unpack_ns; /* SPILL_SAMPLE: CPU time to unpack it; 0: it does not get shorter */
+};
+/** spill_packed() - inside the done() of a write: what became of the bytes */
+const struct spill_packed *spill_packed(const struct spill *spill);
 
 /** spill_longest() - bytes of the longest record that fits a segment of this store */
 uint64_t spill_longest(const struct spill *spill);
@@ -162,6 +175,7 @@ struct spill_stats {
 	uint64_t queued_bytes; /* of the transfers in flight */
 	uint64_t capacity; /* as configured, or what the file system gives of it */
 	uint64_t used_bytes, live_bytes, live_records, in_flight;
+	double read_ns_per_byte; /* at which plain records came lately, all together; 0: not known yet */
 	uint64_t writes, write_bytes, reads, read_bytes, write_errors, read_errors, damaged, skipped, reclaimed;
 	uint64_t scrub_bytes, scrub_passes, scrub_damaged;
 	char message

@@ -159,7 +159,7 @@ static int64_t scan_header(struct scan *scan, const uint8_t *page)
 	if (scan->gap_at)
 		scan_count_skipped(scan, scan->at - scan->gap_at);
 	scan->gap_at = 0;
-	scan->last_span = spill_span(record.bytes);
+	scan->last_span = spill_span(spill_data_bytes(&record));
 	if (segment_add(&spill->segments[scan->segment], scan->at, &record, RECORD_DEAD) < 0)
 		return -ENOMEM;
 	return (int64_t)scan->last_span;
@@ -216,7 +216,7 @@ static int scan_take_index(struct scan *scan)
 
 		if (spill_entry_decode(&entries[i], at, scan->seal.used, &record, &page) < 0)
 			return -EBADMSG;
-		at = (uint64_t)page * SPILL_PAGE + spill_span(record.bytes);
+		at = (uint64_t)page * SPILL_PAGE + spill_span(spill_data_bytes(&record));
 		if (segment_add(segment, (uint64_t)page * SPILL_PAGE, &record, RECORD_DEAD) < 0)
 			return -ENOMEM;
 	}

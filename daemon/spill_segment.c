@@ -67,7 +67,7 @@ int64_t segment_add(struct segment *segment, uint64_t off, const struct spill_re
 	}
 	segment->index[segment->n_records] = *record;
 	segment->records[segment->n_records] = (struct record){.page = (uint32_t)(off / SPILL_PAGE),
-		.pages = (uint32_t)(spill_span(record->bytes) / SPILL_PAGE),
+		.pages = (uint32_t)(spill_span(spill_data_bytes(record)) / SPILL_PAGE),
 		.state = state};
 	return segment->n_records++;
 }

@@ -467,6 +467,13 @@ int spill_set_write(struct spill_set *set, const struct spill_record *record, co
 	return r;
 }
 
+const struct spill_packed *spill_set_packed(const struct spill_set *set, spill_place place)
+{
+	const struct spill *spill = set_store(set, place);
+
+	return spill ? spill_packed(spill) : NULL;
+}
+
 int spill_set_read(struct spill_set *set, spill_place place, const struct spill_record *record, void *data,
 	spill_done_fn done, void *owner)
 {
@@ -744,6 +751,10 @@ void spill_set_stats(const struct spill_set *set, struct spill_stats *all)
 		all->live_bytes += one.live_bytes;
 		all->live_records += one.live_records;
 		all->in_flight += one.in_flight;
+		/* the fastest: what slows that one down does not pay */
+		if (one.read_ns_per_byte > 0 &&
+			(all->read_ns_per_byte <= 0 || one.read_ns_per_byte < all->read_ns_per_byte))
+			all->read_ns_per_byte = one.read_ns_per_byte;
 		all->writes += one.writes;
 		all->write_bytes += one.write_bytes;
 		all->reads += one.reads;

@@ -31,6 +31,8 @@ void spill_set_close(struct spill_set *set);
 /* As their namesakes in spill.h. */
 int spill_set_write(struct spill_set *set, const struct spill_record *record, const void *data, void *cookie,
 	spill_done_fn done, void *owner);
+/** spill_set_packed() - of the store that @place is in */
+const struct spill_packed *spill_set_packed(const struct spill_set *set, spill_place place);
 int spill_set_read(struct spill_set *set, spill_place place, const struct spill_record *record, void *data,
 	spill_done_fn done, void *owner);
 void spill_set_forget(struct spill_set *set, spill_place place);

@@ -13,6 +13,7 @@
 #include "io.h"
 #include "log.h"
 #include "spill.h"
+#include "spill_pack.h"
 
 #define SPILL_NO_SEGMENT UINT32_MAX
 #define SPILL_SECOND 1000000000ull
@@ -214,6 +215,13 @@ struct transfer {
 	spill_done_fn done;
 	void *owner;
 	uint8_t *head; /* two pages: for a segment's header and a record's */
+	const void *data; /* WRITE: the block's bytes */
+	void *into; /* READ: where they are to be */
+	bool packed; /* READ: it lies packed; WRITE: it goes down so */
+	bool packing; /* WRITE: it was to be packed */
+	uint8_t *pack; /* packed bytes on their way, kept from one use to the next */
+	uint64_t pack_room;
+	struct spill_packed told;
 };
 
 struct spill {
@@ -240,6 +248,13 @@ struct spill {
 
 	struct transfer *transfers, *free_transfers;
 	uint8_t *heads;
+	struct packer *packer; /* the worker's */
+	uint64_t pack_room; /* of all transfers' pack, PACK_MOST at most */
+	uint64_t pack_writing; /* of those that write, half of it at most */
+	struct transfer *placeless, *last_placeless; /* packed, and waiting for a segment */
+	const struct transfer *ended; /* whose done() is being called */
+	uint64_t read_event_ns; /* last time a read ended, or the first of many began */
+	unsigned n_reads;
 	unsigned n_transfers, n_writes, max_writes; /* n_transfers: all there are */
 	unsigned n_used;
 	uint64_t n_used_bytes;
@@ -247,6 +262,8 @@ struct spill {
 	bool telling_damage; /* and a scrub found it damaged */
 	struct spill_stats stats;
 };
+
+#define PACK_MOST (64u << 20) /* bytes of memory for packed records on their way; one longer than that goes alone */
 
 /** spill_submit() - every operation of a store that serves goes this way */
 void spill_submit(struct spill *spill, struct io_op *op);

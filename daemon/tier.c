@@ -54,6 +54,8 @@ static void tier_written(void *owner, int res, spill_place place)
 	ns_slot(ns, e->slot)->io--;
 	e->io = ENTRY_IDLE;
 	ns->n_writing--;
+	if (res == 0)
+		tier_packed(ns, place);
 	if (res == 0 && guard_condemned(ns_slab_of(ns, e->slot)->guard)) {
 		/* a writer cut the slab meanwhile: what was written is not what was published */
 		spill_set_forget(ns->d->tier->spill, place);
@@ -124,7 +126,10 @@ bool tier_may_write(const struct entry *e)
 int tier_write(struct entry *e)
 {
 	struct spill_record record = entry_record(e);
-	int r = spill_set_write(e->ns->d->tier->spill, &record, ns_slot_data(e->ns, e->slot), e, tier_written, e);
+	int r;
+
+	record.codec = tier_codec(e->ns);
+	r = spill_set_write(e->ns->d->tier->spill, &record, ns_slot_data(e->ns, e->slot), e, tier_written, e);
 
 	if (r == -EFBIG)
 		tier_too_long(e->ns, record.bytes);
@@ -453,6 +458,7 @@ void tier_stats(struct daemon *d)
 	gauge_set(&c->spill_in_flight, s.in_flight);
 	gauge_set(&c->spill_pinned_bytes, io_memory_pinned());
 	gauge_set(&c->spill_read_queue, d->tier->reading_bytes);
+	gauge_set(&c->spill_device_speed, s.read_ns_per_byte > 0 ? (uint64_t)(1e9 / s.read_ns_per_byte) : 0);
 	gauge_set(
 		&c->spill_read_speed, d->tier->read_ns_per_byte > 0 ? (uint64_t)(1e9 / d->tier->read_ns_per_byte) : 0);
 	snprintf(d->pool.stats->spill_message, sizeof(d->pool.stats->spill_message), "%s", s.message);

@@ -1,7 +1,7 @@
 /*
  * tier_parts.h - inside of tier.h: what its files share
  *
- * tier.c the store and its writes, tier_room.c room, tier_restore.c blocks that come back, tier_jobs.c who waits,
+ * tier.c the store and its writes, tier_pack.c which of them are packed, tier_room.c room, tier_restore.c blocks that come back, tier_jobs.c who waits,
  * tier_admin.c drain, evict, drop and scrub.
  */
 #ifndef KVPOOL_TIER_PARTS_H
@@ -101,6 +101,15 @@ bool tier_may_write(const struct entry *e);
 int tier_write(struct entry *e);
 /** tier_gone() - the store lost the record of entry @cookie */
 void tier_gone(void *owner, void *cookie);
+
+/* ---- tier_pack.c ---- */
+
+/** pack_pays() - do blocks like those sampled, in a store that reads a byte in so long, go down packed? */
+bool pack_pays(const struct ns_pack *pack, double read_ns_per_byte);
+/** tier_codec() - how the next block of the namespace goes to the store */
+uint32_t tier_codec(struct ns *ns);
+/** tier_packed() - inside the done() of a write that went well: what it tells */
+void tier_packed(struct ns *ns, spill_place place);
 
 /* ---- tier_room.c ---- */
 

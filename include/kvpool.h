@@ -236,6 +236,9 @@ enum kvp_ns_flags {
 	KVP_NS_READONLY = 8, /* look up only */
 	KVP_NS_CREATED = 16, /* info: this call made it */
 	KVP_NS_SIBLING = 32, /* info: others of this name exist with another descriptor */
+	KVP_NS_SPILL_ZSTD =
+		64, /* when created: its blocks go to the spill store compressed, where that makes them shorter; */
+	KVP_NS_SPILL_PLAIN = 128, /* as they are; neither: as the daemon's spill-compress says */
 };
 
 struct kvp_ns_opts {

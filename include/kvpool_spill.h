@@ -5,6 +5,8 @@
  *	then    segments of segment_bytes each: header page, then records: header page, data padded to pages; a segment
  *	        that is full ends with its seal: pages with an entry for each record, and in its last page their checksum
  *
+ * A record's data is the block's bytes, or these packed: struct spill_disk_pack, then what the codec made of them.
+ *
  * Everything is little-endian and lies in pages of 4096 bytes; the last word of each page is the XXH3-64 of the rest.  A
  * record's header repeats the store's UUID, its segment's sequence number and its own place in the file, so a page of
  * another store, of an earlier use of the segment or of another place is no record of ours.
@@ -30,6 +32,7 @@
 
 #define SPILL_STORE_NAME "kvpool.store"
 #define SPILL_VERSION 1u
+#define SPILL_VERSION_PACKED 2u /* of a record whose data is packed: what knows nothing of packing takes it for none */
 #define SPILL_PAGE 4096u
 #define SPILL_SUPER_AREA 65536u
 #define SPILL_PROBE_OFF 12288u /* in the superblock area, a multiple of 4096 and of nothing larger */
@@ -41,7 +44,13 @@
 #define SPILL_SUPER_MAGIC 0x45524f545350564bull /* "KVPSTORE" */
 #define SPILL_SEGMENT_MAGIC 0x544d47455350564bull /* "KVPSEGMT" */
 #define SPILL_RECORD_MAGIC 0x445243455250564bull /* "KVPRECRD" */
+#define SPILL_PACK_MAGIC 0x314b43415050564bull /* "KVPPACK1" */
 #define SPILL_SEAL_MAGIC 0x444c41455350564bull /* "KVPSEALD" */
+
+enum spill_codec {
+	SPILL_PLAIN = 0,
+	SPILL_ZSTD = 1,
+};
 
 /* Records of the namespace (0: of all) in segments before that sequence number no longer count. */
 struct spill_disk_drop {
@@ -105,11 +114,13 @@ struct spill_disk_record {
 	uint64_t ns_id;
 	uint64_t key[2];
 	uint64_t parent[2];
-	uint64_t bytes; /* of data */
+	uint64_t bytes; /* of the block */
 	uint32_t used_tokens;
 	uint32_t flags;
-	uint64_t data_hash[2]; /* XXH3-128 of the data without padding */
-	uint8_t zero[3968];
+	uint64_t data_hash[2]; /* XXH3-128 of the data as it lies here, without padding */
+	uint64_t stored; /* version 2: bytes of the data as it lies here; the block has more */
+	uint32_t codec; /* version 2: enum spill_codec */
+	uint8_t zero[3956];
 	uint64_t checksum;
 };
 static_assert(offsetof(struct spill_disk_record, version) == 8, "store format 1");
@@ -124,6 +135,8 @@ static_assert(offsetof(struct spill_disk_record, bytes) == 88, "store format 1")
 static_assert(offsetof(struct spill_disk_record, used_tokens) == 96, "store format 1");
 static_assert(offsetof(struct spill_disk_record, flags) == 100, "store format 1");
 static_assert(offsetof(struct spill_disk_record, data_hash) == 104, "store format 1");
+static_assert(offsetof(struct spill_disk_record, stored) == 120, "store format 1");
+static_assert(offsetof(struct spill_disk_record, codec) == 128, "store format 1");
 static_assert(offsetof(struct spill_disk_record, checksum) == SPILL_PAGE - 8, "store format 1");
 static_assert(sizeof(struct spill_disk_record) == SPILL_PAGE, "store format 1");
 
@@ -136,10 +149,19 @@ struct spill_disk_entry {
 	uint32_t used_tokens;
 	uint32_t flags;
 	uint32_t page; /* of its header, in the segment */
-	uint32_t zero;
+	uint32_t stored; /* packed: as in its header; 0: it is plain */
 };
 static_assert(sizeof(struct spill_disk_entry) == 64, "store format 1");
 static_assert(offsetof(struct spill_disk_entry, page) == 56, "store format 1");
+static_assert(offsetof(struct spill_disk_entry, stored) == 60, "store format 1");
+
+/* Packed data begins with it. */
+struct spill_disk_pack {
+	uint64_t magic;
+	uint64_t bytes; /* of the block */
+	uint64_t hash[2]; /* XXH3-128 of the block: what comes out must be what went in */
+};
+static_assert(sizeof(struct spill_disk_pack) == 32, "store format 1");
 
 struct spill_disk_seal {
 	uint64_t magic;
@@ -164,9 +186,11 @@ struct spill_record {
 	uint64_t ns_id;
 	struct kvp_key key;
 	struct kvp_key parent;
-	uint64_t bytes; /* data length stored: used bytes */
+	uint64_t bytes; /* of the block: used bytes */
 	uint32_t used_tokens;
 	uint32_t flags;
+	uint32_t codec; /* enum spill_codec */
+	uint32_t stored; /* packed: bytes of data on disk; plain: 0 */
 };
 
 struct spill_super {
@@ -188,10 +212,23 @@ struct spill_hash {
 	uint64_t w[2];
 };
 
-/** spill_span() - bytes a record of @bytes takes up in its segment, header included */
+/** spill_span() - bytes a record with @bytes of data takes up in its segment, header included */
 static inline uint64_t spill_span(uint64_t bytes)
 {
 	return SPILL_PAGE + (bytes + SPILL_PAGE - 1) / SPILL_PAGE * SPILL_PAGE;
+}
+
+/** spill_data_bytes() - of its data, as it lies on disk */
+static inline uint64_t spill_data_bytes(const struct spill_record *record)
+{
+	return record->codec == SPILL_PLAIN ? record->bytes : record->stored;
+}
+
+/* Packed data is shorter by a page at least, so the pages of a record tell whether it is. */
+static inline bool spill_packed_ok(uint32_t codec, uint64_t stored, uint64_t bytes)
+{
+	return codec == SPILL_ZSTD && stored > sizeof(struct spill_disk_pack) && stored <= UINT32_MAX &&
+	       bytes <= SPILL_SEGMENT_MAX && spill_span(stored) < spill_span(bytes);
 }
 
 struct spill_seal {
@@ -246,7 +283,10 @@ static inline int spill_page_check(const void *page, uint64_t magic, const uint8
 	memcpy(&checksum, (const char *)page + SPILL_PAGE - sizeof(checksum), sizeof(checksum));
 	if (le64toh(head.magic) != magic || le64toh(checksum) != spill_page_checksum(page))
 		return -EBADMSG;
-	if (le32toh(head.version) != SPILL_VERSION || le32toh(head.page) != SPILL_PAGE)
+	if (le32toh(head.version) != SPILL_VERSION &&
+		!(magic == SPILL_RECORD_MAGIC && le32toh(head.version) == SPILL_VERSION_PACKED))
+		return -EPROTONOSUPPORT;
+	if (le32toh(head.page) != SPILL_PAGE)
 		return -EPROTONOSUPPORT;
 	if (uuid && memcmp(head.uuid, uuid, sizeof(head.uuid)))
 		return -EBADMSG;
@@ -376,6 +416,7 @@ static inline int spill_segment_decode(const void *page, struct spill_spot *spot
 	return 0;
 }
 
+/** spill_record_encode() - @hash: of the data as it lies on disk */
 static inline void spill_record_encode(
 	void *page, const struct spill_spot *spot, const struct spill_record *record, struct spill_hash hash)
 {
@@ -393,6 +434,11 @@ static inline void spill_record_encode(
 	disk->bytes = htole64(record->bytes);
 	disk->used_tokens = htole32(record->used_tokens);
 	disk->flags = htole32(record->flags);
+	if (record->codec != SPILL_PLAIN) {
+		disk->version = htole32(SPILL_VERSION_PACKED);
+		disk->stored = htole64(record->stored);
+		disk->codec = htole32(record->codec);
+	}
 	spill_page_end(page);
 }
 
@@ -400,14 +446,22 @@ static inline int spill_record_decode(
 	const void *page, const struct spill_spot *spot, struct spill_record *record, struct spill_hash *hash)
 {
 	const struct spill_disk_record *disk = page;
-	uint64_t bytes;
+	uint64_t bytes, stored = 0, data;
+	uint32_t codec = SPILL_PLAIN;
 
 	if (spill_page_check(page, SPILL_RECORD_MAGIC, spot->uuid) < 0)
 		return -EBADMSG;
 	if (le64toh(disk->sequence) != spot->sequence || le64toh(disk->off) != spot->off)
 		return -EBADMSG;
 	bytes = le64toh(disk->bytes);
-	if (!bytes || bytes > spot->room || spill_span(bytes) > spot->room)
+	if (le32toh(disk->version) == SPILL_VERSION_PACKED) {
+		stored = le64toh(disk->stored);
+		codec = le32toh(disk->codec);
+		if (!spill_packed_ok(codec, stored, bytes))
+			return -EBADMSG;
+	}
+	data = stored ? stored : bytes;
+	if (!data || data > spot->room || spill_span(data) > spot->room)
 		return -EBADMSG;
 	record->ns_id = le64toh(disk->ns_id);
 	for (int i = 0; i < 2; i++) {
@@ -418,6 +472,8 @@ static inline int spill_record_decode(
 	record->bytes = bytes;
 	record->used_tokens = le32toh(disk->used_tokens);
 	record->flags = le32toh(disk->flags);
+	record->codec = codec;
+	record->stored = (uint32_t)stored;
 	return 0;
 }
 
@@ -427,7 +483,8 @@ static inline void spill_entry_encode(struct spill_disk_entry *entry, const stru
 		.bytes = htole64(record->bytes),
 		.used_tokens = htole32(record->used_tokens),
 		.flags = htole32(record->flags),
-		.page = htole32(page)};
+		.page = htole32(page),
+		.stored = htole32(record->stored)};
 	for (int i = 0; i < 2; i++) {
 		entry->key[i] = htole64(record->key.w[i]);
 		entry->parent[i] = htole64(record->parent.w[i]);
@@ -439,13 +496,18 @@ static inline int spill_entry_decode(
 	const struct spill_disk_entry *entry, uint64_t from, uint64_t to, struct spill_record *record, uint32_t *page)
 {
 	uint64_t bytes = le64toh(entry->bytes), off = (uint64_t)le32toh(entry->page) * SPILL_PAGE;
+	uint32_t stored = le32toh(entry->stored);
+	uint64_t data = stored ? stored : bytes;
 
-	if (off < from || off > to || !bytes || bytes > to - off || spill_span(bytes) > to - off)
+	if (off < from || off > to || !data || data > to - off || spill_span(data) > to - off ||
+		(stored && !spill_packed_ok(SPILL_ZSTD, stored, bytes)))
 		return -EBADMSG;
 	*record = (struct spill_record){.ns_id = le64toh(entry->ns_id),
 		.bytes = bytes,
 		.used_tokens = le32toh(entry->used_tokens),
-		.flags = le32toh(entry->flags)};
+		.flags = le32toh(entry->flags),
+		.codec = stored ? SPILL_ZSTD : SPILL_PLAIN,
+		.stored = stored};
 	for (int i = 0; i < 2; i++) {
 		record->key.w[i] = le64toh(entry->key[i]);
 		record->parent.w[i] = le64toh(entry->parent[i]);

@@ -153,6 +153,25 @@ int ns_choose(const struct snapshot *snapshot, const char *text, uint64_t *ns_id
 	return KVCTL_FAILED;
 }
 
+/* How its blocks lie in the spill store, once some went there. */
+static void ns_print_pack(const struct kvp_ns_counters *counters)
+{
+	static const char *const states[] = {"as they are", "compressed", "as they are, being sampled"};
+	uint64_t state = C(counters->pack_state), percent = C(counters->pack_percent), n = C(counters->packed);
+	char a[QUANTITY_ROOM], b[QUANTITY_ROOM], c[QUANTITY_ROOM];
+
+	if (!state && !percent && !n)
+		return;
+	printf("  spilled %s", state < 3 ? states[state] : "?");
+	if (percent)
+		printf("; sampled blocks would take %" PRIu64 " %%", percent);
+	if (n)
+		printf("; %s blocks so far, %s in %s", quantity_count(a, n),
+			quantity_bytes(b, C(counters->packed_bytes)),
+			quantity_bytes(c, C(counters->packed_stored_bytes)));
+	printf("\n");
+}
+
 /* More than the table of kvctl stats: what a namespace is, under its line. */
 static void ns_print_details(const struct snapshot *snapshot)
 {
@@ -172,6 +191,7 @@ static void ns_print_details(const struct snapshot *snapshot)
 			(uint64_t)C(row->counters.stored), (uint64_t)C(row->counters.evicted),
 			(uint64_t)C(row->counters.dropped), (uint64_t)C(row->counters.restored),
 			(uint64_t)C(row->counters.rejected), (uint64_t)C(row->counters.no_room));
+		ns_print_pack(&row->counters);
 	}
 }
 

@@ -106,7 +106,7 @@ static void look_record(void *owner, const struct spill_record *record, bool dam
 /* All of a store's segments together. */
 struct store_sum {
 	uint32_t n_used, n_lost_segments, n_unsealed;
-	uint64_t n_records, bytes, n_dropped, n_damaged, n_gaps, n_unread, n_lost;
+	uint64_t n_records, bytes, stored, n_dropped, n_damaged, n_gaps, n_unread, n_lost;
 };
 
 static void segment_add_up(struct store_sum *sum, const struct store_segment *one)
@@ -116,6 +116,7 @@ static void segment_add_up(struct store_sum *sum, const struct store_segment *on
 	sum->n_unsealed += one->n_records && !one->sealed;
 	sum->n_records += one->n_records;
 	sum->bytes += one->bytes;
+	sum->stored += one->stored;
 	sum->n_dropped += one->n_dropped;
 	sum->n_damaged += one->n_damaged;
 	sum->n_gaps += one->n_gaps;
@@ -160,6 +161,7 @@ static json_t *store_json(const struct store_file *store, const struct store_sum
 	json_object_set_new(json, "starts", json_u64(store->super.start));
 	json_object_set_new(json, "records", json_u64(sum->n_records));
 	json_object_set_new(json, "bytes", json_u64(sum->bytes));
+	json_object_set_new(json, "stored_bytes", json_u64(sum->stored));
 	json_object_set_new(json, "dropped", json_u64(sum->n_dropped));
 	json_object_set_new(json, "damaged", json_u64(sum->n_damaged));
 	json_object_set_new(json, "gaps", json_u64(sum->n_gaps));
@@ -231,6 +233,8 @@ static int list_one(struct look *look, const char *path)
 		printf("  %u of %u segments of %s in use, capacity %s\n", sum.n_used, store.n_segments,
 			quantity_bytes(a, store.super.segment_bytes), quantity_bytes(b, store.super.capacity));
 		printf("  %s records, %s", quantity_count(a, sum.n_records), quantity_bytes(b, sum.bytes));
+		if (sum.stored != sum.bytes)
+			printf(" in %s", quantity_bytes(c, sum.stored));
 		printf(sum.n_dropped ? "; %s dropped, not overwritten yet\n" : "\n", quantity_count(c, sum.n_dropped));
 		sum_print_lost(&store, &sum, "  ");
 	}

@@ -187,6 +187,7 @@ static void walk_count(struct walk *walk, const struct spill_record *record, boo
 	}
 	walk->segment->n_records++;
 	walk->segment->bytes += record->bytes;
+	walk->segment->stored += spill_data_bytes(record);
 	walk->segment->n_damaged += damaged;
 	if (walk->seen)
 		walk->seen(walk->owner, record, damaged);
@@ -196,7 +197,7 @@ static void walk_count(struct walk *walk, const struct spill_record *record, boo
 static bool record_is_right(struct walk *walk, uint64_t at, const struct spill_record *wanted)
 {
 	struct spill_spot spot = walk_spot(walk, at);
-	const uint8_t *bytes = walk_read(walk, at, spill_span(wanted->bytes));
+	const uint8_t *bytes = walk_read(walk, at, spill_span(spill_data_bytes(wanted)));
 	struct spill_record found;
 	struct spill_hash hash;
 
@@ -206,7 +207,8 @@ static bool record_is_right(struct walk *walk, uint64_t at, const struct spill_r
 	}
 	return spill_record_decode(bytes, &spot, &found, &hash) == 0 && found.ns_id == wanted->ns_id &&
 	       !memcmp(&found.key, &wanted->key, sizeof(found.key)) && found.bytes == wanted->bytes &&
-	       spill_hash_equal(hash, spill_hash_data(bytes + SPILL_PAGE, found.bytes));
+	       found.codec == wanted->codec && found.stored == wanted->stored &&
+	       spill_hash_equal(hash, spill_hash_data(bytes + SPILL_PAGE, spill_data_bytes(&found)));
 }
 
 /* Which use of the segment is it? By its header, else by its first record. */
@@ -286,7 +288,7 @@ static void walk_sealed(struct walk *walk, const struct spill_disk_entry *index,
 		}
 		at = (uint64_t)page * SPILL_PAGE;
 		walk_count(walk, &record, walk->check && !record_is_right(walk, at, &record));
-		at += spill_span(record.bytes);
+		at += spill_span(spill_data_bytes(&record));
 	}
 }
 
@@ -311,7 +313,7 @@ static void walk_log(struct walk *walk)
 		walk->segment->n_gaps += walk->gap_at != 0;
 		walk->gap_at = 0;
 		walk_count(walk, &record, walk->check && !record_is_right(walk, at, &record));
-		at += spill_span(record.bytes);
+		at += spill_span(spill_data_bytes(&record));
 	}
 }
 

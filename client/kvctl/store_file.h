@@ -36,7 +36,8 @@ struct store_segment {
 	bool sealed;
 	bool lost; /* used, and nothing in it can be read */
 	uint64_t n_lost; /* records its seal speaks of, and that are not there */
-	uint64_t n_records, bytes; /* of data */
+	uint64_t n_records, bytes; /* of blocks */
+	uint64_t stored; /* of their data, as it lies: less, where it is packed */
 	uint64_t n_dropped; /* records that do not count any more: kvctl store drop */
 	uint64_t n_damaged;
 	uint64_t n_gaps; /* places where no record can be read, but behind them one can */

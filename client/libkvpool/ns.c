@@ -18,7 +18,8 @@ int ns_bad(const struct kvp_ns *ns)
 
 static int ns_opts_bad(const struct kvp_client *client, const struct kvp_ns_opts *opts)
 {
-	const uint32_t known = KVP_NS_JOIN | KVP_NS_COPIED | KVP_NS_IN_PLACE | KVP_NS_READONLY;
+	const uint32_t known = KVP_NS_JOIN | KVP_NS_COPIED | KVP_NS_IN_PLACE | KVP_NS_READONLY | KVP_NS_SPILL_ZSTD |
+			       KVP_NS_SPILL_PLAIN;
 	const char *field;
 
 	if (!opts || opts->size != sizeof(*opts))
@@ -28,6 +29,8 @@ static int ns_opts_bad(const struct kvp_client *client, const struct kvp_ns_opts
 			KVP_NAME_MAX - 1);
 	if (opts->flags & ~known || (opts->flags & KVP_NS_COPIED && opts->flags & KVP_NS_IN_PLACE))
 		return fail(-KVP_EINVAL, "opts.flags: %#x, unknown bits or COPIED together with IN_PLACE", opts->flags);
+	if (opts->flags & KVP_NS_SPILL_ZSTD && opts->flags & KVP_NS_SPILL_PLAIN)
+		return fail(-KVP_EINVAL, "opts.flags: %#x, SPILL_ZSTD together with SPILL_PLAIN", opts->flags);
 	if (opts->mode & ~0666u)
 		return fail(-KVP_EINVAL, "opts.mode: %04o, only the bits of 0666 mean something", opts->mode);
 	if (!opts->desc)

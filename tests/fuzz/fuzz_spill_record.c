@@ -35,7 +35,7 @@ static void try_seal(const uint8_t *page, const struct spill_spot *spot)
 		must(seal.n > 0 && seal.used + spill_index_bytes(seal.n) + SPILL_PAGE <= bytes);
 	for (unsigned i = 0; i < SPILL_PAGE / sizeof(*entries); i++)
 		if (spill_entry_decode(&entries[i], SPILL_PAGE, to, &record, &at) == 0)
-			must(at > 0 && (uint64_t)at * SPILL_PAGE + spill_span(record.bytes) <= to);
+			must(at > 0 && (uint64_t)at * SPILL_PAGE + spill_span(spill_data_bytes(&record)) <= to);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -79,12 +79,14 @@ static void try_record(const void *page, struct spill_spot *spot)
 
 	if (spill_record_decode(page, spot, &record, &hash) < 0)
 		return;
-	must(record.bytes > 0 && record.bytes < spot->room && spill_span(record.bytes) <= spot->room);
+	must(spill_data_bytes(&record) > 0 && spill_data_bytes(&record) < spot->room);
+	must(spill_span(spill_data_bytes(&record)) <= spot->room);
+	must(record.codec == SPILL_PLAIN || spill_data_bytes(&record) < record.bytes);
 	spill_record_encode(encoded, spot, &record, hash);
 	must(spill_record_decode(encoded, spot, &again, &hash_again) == 0);
 	must(memcmp(&record.key, &again.key, sizeof(record.key)) == 0 && record.bytes == again.bytes &&
-		record.ns_id == again.ns_id && record.used_tokens == again.used_tokens &&
-		spill_hash_equal(hash, hash_again));
+		record.codec == again.codec && record.stored == again.stored && record.ns_id == again.ns_id &&
+		record.used_tokens == again.used_tokens && spill_hash_equal(hash, hash_again));
 	spot->off += SPILL_PAGE;
 	must(spill_record_decode(encoded, spot, &again, &hash) < 0);
 	spot->off -= SPILL_PAGE;

@@ -113,6 +113,7 @@ static void every_option_means_the_same_by_flag_and_by_file(void **state)
 				   "slab = 32M\n"
 				   "spill = /var/x:1T\n"
 				   "spill-write-budget = 3G\n"
+				   "spill-compress = zstd\n"
 				   "io = threads\n"
 				   "log-level = debug\n"
 				   "lock-memory = yes\n"
@@ -135,7 +136,7 @@ static void every_option_means_the_same_by_flag_and_by_file(void **state)
 	assert_int_equal(parse(&by_flag, message, (const char *const[]){
 		"--socket=/run/x/s", "--admin-socket=/run/x/a", "--socket-mode=0660",
 		"--listen=/run/x/one,uid=7,gid=8,mode=0600", "--listen=/run/x/two", "--group=ops", "--name=p1", "--pool=2G",
-		"--slab=32M", "--spill=/var/x:1T", "--spill-write-budget=3G", "--io=threads", "--log-level=debug", "--lock-memory=yes",
+		"--slab=32M", "--spill=/var/x:1T", "--spill-write-budget=3G", "--spill-compress=zstd", "--io=threads", "--log-level=debug", "--lock-memory=yes",
 		"--max-clients=10", "--max-namespaces=11", "--uid-max-clients=12", "--uid-max-namespaces=13",
 		"--uid-max-grants=14", "--uid-max-pins=15", "--uid-max-transit=16M", "--heartbeat=200", "--hold-limit=17",
 		"--grant-limit=2000", "--free-percent=18", NULL}), 0);
@@ -240,6 +241,7 @@ static void values_that_make_no_sense_are_refused_with_what_would(void **state)
 	refused("socket-mode", "1777", "out of range (0 to 777)");
 	refused("lock-memory", "maybe", "is not yes or no");
 	refused("io", "fast", "auto, uring or threads");
+	refused("spill-compress", "lots", "none, zstd or auto");
 	refused("log-level", "loud", "err, warn, info or debug");
 	refused("name", "a/b", "letters, digits");
 	refused("name", ".hidden", "not starting with a dot");
@@ -426,13 +428,15 @@ static void a_reload_takes_limits_and_names_what_has_to_wait(void **state)
 	assert_string_equal(message, "");
 	assert_int_equal(PARSE(&fresh, message, "--pool", "16M", "--slab", "1M", "--listen", "/b", "--group", "b",
 				 "--io", "threads", "--spill", "/s:64M", "--lock-memory", "yes", "--socket-mode",
-				 "0600", "--uid-max-pins", "7", "--uid-max-transit", "1M", "--log-level", "debug"),
+				 "0600", "--uid-max-pins", "7", "--uid-max-transit", "1M", "--log-level", "debug",
+				 "--spill-compress", "none"),
 		0);
 	assert_true(config_reload(&now, &fresh, message));
 	assert_string_equal(message, "socket-mode, listen, group, pool, slab, spill, io, lock-memory");
 	assert_int_equal(now.uid_max_pins, 7);
 	assert_int_equal(now.uid_max_transit, MIB);
 	assert_string_equal(now.log_level, "debug");
+	assert_string_equal(now.spill_compress, "none");
 	assert_int_equal(now.pool_bytes, 8 * MIB);
 	assert_string_equal(now.group, "a");
 	assert_int_equal(now.socket_mode, 0666);

@@ -59,6 +59,54 @@ static void a_record_says_what_it_was_told(void **state)
 					       56));
 }
 
+static void a_packed_record_says_so_and_is_of_another_version(void **state)
+{
+	_Alignas(8) uint8_t page[SPILL_PAGE];
+	struct spill_spot spot = spot_of(1 << 20);
+	struct spill_record record = record_of(100000), found;
+	struct spill_hash hash = {.w = {11, 12}}, hash_found = {{0}};
+
+	(void)state;
+	record.codec = SPILL_ZSTD;
+	record.stored = 5000;
+	spill_record_encode(page, &spot, &record, hash);
+	assert_int_equal(spill_record_decode(page, &spot, &found, &hash_found), 0);
+	assert_memory_equal(&found, &record, sizeof(record));
+	assert_int_equal(spill_data_bytes(&found), 5000);
+	assert_int_equal(page[8], 2); /* who knows nothing of packing finds no record */
+	spot.room = 2 * SPILL_PAGE + 1; /* what lies there is what needs room */
+	assert_int_equal(decode(page, spot), -EBADMSG);
+	spot.room = 3 * SPILL_PAGE;
+	assert_int_equal(decode(page, spot), 0);
+}
+
+static void a_packed_record_with_lengths_that_cannot_be_is_refused(void **state)
+{
+	static const struct {
+		uint64_t bytes;
+		uint32_t codec, stored;
+	} bad[] = {{100000, SPILL_ZSTD, 0}, {100000, SPILL_ZSTD, 32}, {100000, SPILL_ZSTD, 99000},
+		{100000, SPILL_ZSTD, UINT32_MAX}, {SPILL_SEGMENT_MAX + 1, SPILL_ZSTD, 5000},
+		{UINT64_MAX, SPILL_ZSTD, 5000}, {0, SPILL_ZSTD, 5000}, {100000, 2, 5000}};
+	_Alignas(8) uint8_t page[SPILL_PAGE];
+	struct spill_spot spot = spot_of(1 << 20);
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		struct spill_record record = record_of(bad[i].bytes), found;
+		struct spill_disk_entry entry;
+		uint32_t at;
+
+		record.codec = bad[i].codec;
+		record.stored = bad[i].stored;
+		spill_record_encode(page, &spot, &record, (struct spill_hash){.w = {11, 12}});
+		assert_int_equal(decode(page, spot), -EBADMSG);
+		spill_entry_encode(&entry, &record, 1);
+		if (bad[i].codec == SPILL_ZSTD && bad[i].stored)
+			assert_int_equal(spill_entry_decode(&entry, SPILL_PAGE, 1 << 20, &found, &at), -EBADMSG);
+	}
+}
+
 static void a_record_of_another_store_use_or_place_is_refused(void **state)
 {
 	_Alignas(8) uint8_t page[SPILL_PAGE];
@@ -229,6 +277,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_record_says_what_it_was_told),
+		cmocka_unit_test(a_packed_record_says_so_and_is_of_another_version),
+		cmocka_unit_test(a_packed_record_with_lengths_that_cannot_be_is_refused),
 		cmocka_unit_test(a_record_of_another_store_use_or_place_is_refused),
 		cmocka_unit_test(a_record_longer_than_the_room_it_has_is_refused),
 		cmocka_unit_test(any_flipped_bit_of_a_page_is_refused),

@@ -1,0 +1,111 @@
+/*
+ * spill_pack.c - see spill_pack.h
+ *
+ * A block is copied before it is packed: a compressor that sees its input change under its hands promises nothing, and the
+ * checksum is to be of what was packed.  The copy and zstd's state are the only memory: a block and 1.5 MB.
+ */
+#include "spill_pack.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <zstd.h>
+
+#include "kvpool_spill.h"
+
+#define LEVEL 1
+
+struct packer {
+	ZSTD_CCtx *compress;
+	ZSTD_DCtx *decompress;
+	uint8_t *copy;
+	uint64_t room; /* of copy */
+};
+
+struct packer *packer_new(void)
+{
+	return calloc(1, sizeof(struct packer));
+}
+
+void packer_free(struct packer *packer)
+{
+	if (!packer)
+		return;
+	ZSTD_freeCCtx(packer->compress);
+	ZSTD_freeDCtx(packer->decompress);
+	free(packer->copy);
+	free(packer);
+}
+
+static bool packer_make_room(struct packer *packer, uint64_t bytes)
+{
+	if (!packer->compress)
+		packer->compress = ZSTD_createCCtx();
+	if (packer->room < bytes) {
+		free(packer->copy);
+		packer->copy = malloc(bytes);
+		packer->room = packer->copy ? bytes : 0;
+	}
+	return packer->compress && packer->room >= bytes;
+}
+
+int64_t packer_pack(struct packer *packer, const void *data, uint64_t bytes, void *out, uint64_t room)
+{
+	struct spill_disk_pack head = {.magic = htole64(SPILL_PACK_MAGIC), .bytes = htole64(bytes)};
+	struct spill_hash hash;
+	size_t n;
+
+	if (room <= sizeof(head))
+		return 0;
+	if (!packer_make_room(packer, bytes))
+		return -ENOMEM;
+	memcpy(packer->copy, data, bytes);
+	hash = spill_hash_data(packer->copy, bytes);
+	for (int i = 0; i < 2; i++)
+		head.hash[i] = htole64(hash.w[i]);
+	memcpy(out, &head, sizeof(head));
+	n = ZSTD_compressCCtx(
+		packer->compress, (char *)out + sizeof(head), room - sizeof(head), packer->copy, bytes, LEVEL);
+	return ZSTD_isError(n) ? 0 : (int64_t)(sizeof(head) + n);
+}
+
+int packer_unpack(struct packer *packer, const void *in, uint64_t stored, void *data, uint64_t bytes)
+{
+	struct spill_disk_pack head;
+	struct spill_hash hash;
+	size_t n;
+
+	if (stored <= sizeof(head))
+		return -EBADMSG;
+	memcpy(&head, in, sizeof(head));
+	if (le64toh(head.magic) != SPILL_PACK_MAGIC || le64toh(head.bytes) != bytes)
+		return -EBADMSG;
+	if (!packer->decompress && !(packer->decompress = ZSTD_createDCtx()))
+		return -ENOMEM;
+	n = ZSTD_decompressDCtx(
+		packer->decompress, data, bytes, (const char *)in + sizeof(head), stored - sizeof(head));
+	if (ZSTD_isError(n) || n != bytes)
+		return -EBADMSG;
+	for (int i = 0; i < 2; i++)
+		hash.w[i] = le64toh(head.hash[i]);
+	return spill_hash_equal(hash, spill_hash_data(data, bytes)) ? 0 : -EBADMSG;
+}
+
+static uint64_t cpu_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
+uint64_t packer_time(struct packer *packer, const void *in, uint64_t stored, uint64_t bytes)
+{
+	uint64_t start = cpu_ns();
+
+	if (packer->room < bytes || packer_unpack(packer, in, stored, packer->copy, bytes) < 0)
+		return 0;
+	return cpu_ns() - start + 1;
+}
