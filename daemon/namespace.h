@@ -65,6 +65,12 @@ struct member {
 	uint64_t cost_ns_per_token; /* to recompute, as this client says; 0: unknown */
 };
 
+/* How it is used lately, see policy_learn(). */
+struct policy_use {
+	double used, stored; /* blocks */
+	uint64_t used_seen, stored_seen, at_ns;
+};
+
 struct policy_heap {
 	struct entry **at; /* from 1 */
 	uint32_t n, room;
@@ -96,6 +102,7 @@ struct ns {
 	uint32_t left_tick; /* when the last one left */
 	struct entry_table entries;
 	uint8_t *indexed; /* at a start: a bit for each slot whose hint was found good */
+	struct policy_use use;
 	struct policy_heap heap, far_heap; /* candidates for leaving their node: those elsewhere, those on far nodes */
 	uint64_t n_slots, n_free;
 	uint64_t n_free_far; /* of n_free: on far nodes */

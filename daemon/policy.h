@@ -1,5 +1,5 @@
 /*
- * policy.h - which block goes next: least recently used leaves
+ * policy.h - which block goes next: least recently used leaves; and of several namespaces, whose memory is worth least
  *
  * The order is by stamp of the last use; candidates are hot entries without hot children.  A heap per namespace; where
  * nodes without CPUs are a tier of their own, one for each tier, and from the upper one those may go, downwards, whose
@@ -21,5 +21,23 @@ struct entry *policy_first(struct ns *ns);
 /** policy_first_near(), policy_first_far() - of those in one tier; a near one may still have children far away */
 struct entry *policy_first_near(struct ns *ns);
 struct entry *policy_first_far(struct ns *ns);
+
+/**
+ * policy_learn() - how a namespace is used, over the last minutes (halved each minute)
+ * @used, @stored: blocks found and blocks published, counted since ever.  Call it about once a second or more often.
+ */
+void policy_learn(struct policy_use *use, uint64_t used, uint64_t stored, uint64_t now_ns);
+
+/**
+ * policy_worth() - of a byte of the namespace that would go next, to be compared with others'
+ * @age: ticks for which its oldest block has been unused
+ * @cost: weigh by what computing a byte again costs, as its clients say (only where all that are compared say it)
+ *
+ * What is used again after so long, if ever, is likely used again in as long: chance of use by age.  The chance is the part of all
+ * it handles that was used again; a scanner, which only publishes, has next to none, however young its blocks are.  Never below an
+ * eighth, so old memory goes all the same; a quarter while little is known.  Ten seconds are added to each age: what differs by less
+ * is not worth moving a slab.
+ */
+double policy_worth(const struct ns *ns, uint32_t age, bool cost);
 
 #endif

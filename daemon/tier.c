@@ -483,6 +483,9 @@ void tier_tick(struct daemon *d)
 			slab_give_again(ns->emptying);
 			ns->emptying = NULL;
 		}
+		policy_learn(&ns->use,
+			atomic_load(&ns->row->counters.hits_ram) + atomic_load(&ns->row->counters.hits_spill),
+			atomic_load(&ns->row->counters.stored), loop_now());
 		tier_serve(ns);
 	}
 	drain_step(d->tier);

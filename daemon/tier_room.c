@@ -2,7 +2,7 @@
  * tier_room.c - room for what comes: eviction, demotion, slabs that move between namespaces or leave
  *
  * Memory moves between namespaces a slab at a time: from one nobody uses before a namespace evicts blocks of its own, then
- * from one whose oldest block has been unused far longer than its own oldest, and when nothing of its own may go, from
+ * from one whose memory is worth less than half of its own (policy_worth()), and when nothing of its own may go, from
  * the one that has most.  The donor's oldest blocks go as they always do, and what is left in one slab moves to its others.
  */
 #include <errno.h>
@@ -19,7 +19,6 @@
 #define SLOW_NS 2000000000ull /* a store that ends nothing, or lets a request wait, for so long is not waited for */
 #define EMPTYING_NS 1000000000ull
 #define STEAL_NS 100000000ull /* how often a namespace looks at the memory of the others */
-#define STEAL_TICKS (10 * TICKS_PER_SECOND) /* so much longer, and twice as long, unused: worth moving a slab for */
 
 /* ---- eviction ---- */
 
@@ -257,22 +256,37 @@ static bool tier_may_give(const struct ns *ns, const struct ns *other)
 	return !ns->n_slots || ns_is_unused(other) || ns_spares_slab(other);
 }
 
-/* A namespace whose memory is worth less than ours: nobody uses it, or its oldest block has been unused for far longer. */
+/* Does everybody who has memory say what computing costs? Else it says nothing about who should give. */
+static bool tier_costs_known(const struct daemon *d)
+{
+	for (const struct ns *ns = d->namespaces; ns; ns = ns->next)
+		if (ns->n_slots && !ns->cost_ns_per_token)
+			return false;
+	return true;
+}
+
+static double tier_worth(struct ns *ns, bool cost)
+{
+	return policy_worth(ns, tier_oldest_age(ns), cost);
+}
+
+/* A namespace whose memory is worth less than ours: nobody uses it, or not half as much. */
 static struct ns *tier_idle_donor(struct ns *ns)
 {
-	uint64_t least = 2ull * tier_oldest_age(ns) + STEAL_TICKS;
+	bool cost = tier_costs_known(ns->d) && ns->cost_ns_per_token;
+	double least = tier_worth(ns, cost) / 2;
 	struct ns *donor = NULL;
 
 	for (struct ns *other = ns->d->namespaces; other; other = other->next) {
-		uint32_t age;
+		double worth;
 
 		if (!tier_may_give(ns, other))
 			continue;
 		if (ns_is_unused(other))
 			return other;
-		age = tier_oldest_age(other);
-		if (age > least) {
-			least = age;
+		worth = tier_worth(other, cost);
+		if (worth < least) {
+			least = worth;
 			donor = other;
 		}
 	}
@@ -319,18 +333,18 @@ static bool tier_steal(struct ns *ns, struct ns *donor)
 	return donor && tier_take_slab(donor, ns, TOPOLOGY_ANY);
 }
 
-/* Who has memory on the node and misses it least: nobody uses it, or its oldest block has been unused for longest. */
+/* Who has memory on the node and misses it least: nobody uses it, or what would go is worth least. */
 static struct ns *tier_shrink_donor(struct daemon *d, uint32_t node)
 {
 	struct ns *donor = NULL, *last = NULL;
+	bool cost = tier_costs_known(d), spares = false;
 	uint64_t now = loop_now();
-	uint32_t oldest = 0;
-	bool spares = false;
+	double least = 0;
 
 	for (uint32_t place = 0; place < d->pool.header->max_places; place++) {
 		struct slab *slab = d->slabs[place];
 		struct ns *ns = slab && slab->node == node ? slab->ns : NULL;
-		uint32_t age;
+		double worth;
 
 		if (!ns || ns == last)
 			continue;
@@ -341,10 +355,10 @@ static struct ns *tier_shrink_donor(struct daemon *d, uint32_t node)
 			continue;
 		if (spares && !ns_spares_slab(ns))
 			continue; /* minimum shares go last: all of them together may be more than the budget */
-		age = tier_oldest_age(ns);
-		if (!donor || age > oldest || (!spares && ns_spares_slab(ns))) {
+		worth = tier_worth(ns, cost);
+		if (!donor || worth < least || (!spares && ns_spares_slab(ns))) {
 			donor = ns;
-			oldest = age;
+			least = worth;
 			spares = ns_spares_slab(ns);
 		}
 	}

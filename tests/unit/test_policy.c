@@ -130,12 +130,86 @@ static void of_one_tick_who_came_first_goes_first(void **state)
 	done_with(f);
 }
 
+#define SECOND 1000000000ull
+
+/* A minute in which so many blocks were used and stored. */
+static struct ns given_use(uint64_t used, uint64_t stored, struct kvp_ns_header *head)
+{
+	struct ns ns = {.head = head, .cost_ns_per_token = 1000};
+
+	policy_learn(&ns.use, 7000, 9000, 1000 * SECOND); /* of before, not of this minute */
+	policy_learn(&ns.use, 7000 + used, 9000 + stored, 1000 * SECOND);
+	return ns;
+}
+
+static void memory_of_a_scanner_is_worth_less_than_what_is_used_again(void **state)
+{
+	struct kvp_ns_header head = {.block_bytes = 65536, .desc.block_tokens = 16};
+	struct ns scanner = given_use(0, 1000, &head), engine = given_use(900, 100, &head), quiet;
+
+	(void)state;
+	assert_true(policy_worth(&scanner, 1, false) * 7 < policy_worth(&engine, 1, false));
+	assert_true(policy_worth(&scanner, 1, false) < policy_worth(&engine, 60 * TICKS_PER_SECOND, false));
+	/* but not for ever */
+	assert_true(policy_worth(&scanner, 1, false) > policy_worth(&engine, 600 * TICKS_PER_SECOND, false));
+	quiet = given_use(0, 5, &head); /* too few to know */
+	assert_true(policy_worth(&quiet, 1, false) < policy_worth(&engine, 1, false) / 3);
+	assert_true(policy_worth(&quiet, 1, false) > policy_worth(&scanner, 1, false) * 1.9);
+}
+
+static void of_equal_use_twice_as_old_and_ten_seconds_is_worth_half(void **state)
+{
+	struct kvp_ns_header head = {.block_bytes = 65536, .desc.block_tokens = 16};
+	struct ns a = given_use(500, 500, &head), b = given_use(50, 50, &head);
+
+	(void)state;
+	for (uint32_t s = 0; s < 300; s += 7) {
+		uint32_t age = s * TICKS_PER_SECOND, twice = 2 * age + 10 * TICKS_PER_SECOND;
+
+		assert_true(policy_worth(&b, twice + 1, false) < policy_worth(&a, age, false) / 2);
+		assert_true(policy_worth(&b, twice - 1, false) > policy_worth(&a, age, false) / 2);
+	}
+}
+
+static void what_is_dear_to_compute_is_worth_more_a_byte(void **state)
+{
+	struct kvp_ns_header head = {.block_bytes = 65536, .desc.block_tokens = 16}, large = head;
+	struct ns a = given_use(500, 500, &head), b = given_use(500, 500, &head), c = given_use(500, 500, &large);
+
+	(void)state;
+	b.cost_ns_per_token = 3000;
+	large.block_bytes *= 4;
+	assert_true(policy_worth(&b, 100, true) > 2.9 * policy_worth(&a, 100, true));
+	assert_true(policy_worth(&c, 100, true) < policy_worth(&a, 100, true) / 3);
+	assert_true(policy_worth(&b, 100, false) == policy_worth(&a, 100, false));
+}
+
+static void use_is_forgotten_by_halves_each_minute(void **state)
+{
+	struct kvp_ns_header head = {.block_bytes = 65536, .desc.block_tokens = 16};
+	struct ns ns = given_use(800, 0, &head);
+
+	(void)state;
+	for (unsigned i = 1; i <= 600; i++) /* called ten times a second */
+		policy_learn(&ns.use, 7800, 9000, 1000 * SECOND + i * SECOND / 10);
+	assert_true(ns.use.used > 399 && ns.use.used < 401);
+	policy_learn(&ns.use, 7800, 9400, 1120 * SECOND); /* a minute without a call */
+	assert_true(ns.use.used > 199 && ns.use.used < 201);
+	assert_true(ns.use.stored > 399 && ns.use.stored < 401);
+	policy_learn(&ns.use, 7800, 9400, 1000000 * SECOND);
+	assert_true(ns.use.used + ns.use.stored < 0.01);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(the_first_is_always_the_one_unused_for_longest),
 		cmocka_unit_test(ticks_that_wrap_keep_their_order),
 		cmocka_unit_test(of_one_tick_who_came_first_goes_first),
+		cmocka_unit_test(memory_of_a_scanner_is_worth_less_than_what_is_used_again),
+		cmocka_unit_test(of_equal_use_twice_as_old_and_ten_seconds_is_worth_half),
+		cmocka_unit_test(what_is_dear_to_compute_is_worth_more_a_byte),
+		cmocka_unit_test(use_is_forgotten_by_halves_each_minute),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
