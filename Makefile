@@ -68,7 +68,7 @@ BENCHES := $(patsubst tests/bench/%.c,$(BUILD)/kvbench-%,$(wildcard tests/bench/
 FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 REPLAYS := $(patsubst tests/fuzz/fuzz_%.c,$(BUILD)/fuzz/replay_%,$(wildcard tests/fuzz/fuzz_*.c))
 SOURCES := $(wildcard daemon/*.[ch] include/*.h client/*/*.[ch] kernels/*.[ch] tests/*/*.[ch])
-MANUALS := $(wildcard daemon/*.8 client/*/*.1 client/*/*.3 kernels/*.3)
+MANUALS := $(wildcard daemon/*.8 client/*/*.1 client/*/*.3 client/*/*.7 kernels/*.3)
 
 .PHONY: all
 all: $(PROGRAMS) $(LIBRARIES) ## build everything (default)
