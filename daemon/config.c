@@ -60,8 +60,10 @@ static const struct option_row options[] = {
 		"where there are too few of these: do not start (default), or go on with 4k"},
 	{"hugetlbfs", OPTION_TEXT, AT(hugetlbfs), 1, ROOM(hugetlbfs), "DIR",
 		"directory in a hugetlbfs mount (default: the first mount of that page size that is writable)"},
-	{"spill", OPTION_SPILL, 0, 0, 0, "DIR:SIZE",
-		"directory and size of a spill store, or off (may be given several times, one for each device)"},
+	{"spill", OPTION_SPILL, 0, 0, 0, "DIR:SIZE|DEVICE[:SIZE]",
+		"directory or block device and size of a spill store, or off (may be given several times, one for each device)"},
+	{"namespace-dir", OPTION_TEXT, AT(namespace_dir), 1, ROOM(namespace_dir), "DIR",
+		"directory for the namespaces' own files, where all spill stores are block devices"},
 	{"spill-write-budget", OPTION_SIZE, AT(spill_write_budget), 0, 1ull << 50, "SIZE",
 		"bytes eviction may write to the spill store a day (UTC), then it drops; 0: no limit"},
 	{"spill-depth", OPTION_NUMBER, AT(spill_depth), 1, 256, "N", "reads and writes of the spill store at once"},
@@ -216,10 +218,22 @@ static void config_suggest(const char *nearest, const char *before, const char *
 		snprintf(text, 64, " did you mean %s%s%s?", before, nearest, after);
 }
 
+/* A name in /dev, but of none of the file systems that are usually there. */
+static bool config_is_device(const char *path)
+{
+	static const char *const not_these[] = {"/dev/shm/", "/dev/hugepages/", "/dev/mqueue/"};
+
+	for (size_t i = 0; i < sizeof(not_these) / sizeof(not_these[0]); i++)
+		if (!strncmp(path, not_these[i], strlen(not_these[i])))
+			return false;
+	return !strncmp(path, "/dev/", 5);
+}
+
 static int config_set_spill(struct config *config, const char *value)
 {
 	const char *colon = strrchr(value, ':');
-	struct config_store store;
+	struct config_store store = {.device = config_is_device(value)};
+	bool sized;
 
 	if (config->stores_from_file)
 		config->n_stores = 0;
@@ -230,10 +244,12 @@ static int config_set_spill(struct config *config, const char *value)
 	}
 	if (config->n_stores == CONFIG_STORES_MAX)
 		return -ERANGE;
-	memset(&store, 0, sizeof(store));
-	if (!colon || colon == value || (size_t)(colon - value) >= sizeof(store.path))
+	sized = colon && colon != value && config_parse_size(colon + 1, &store.bytes) == 0;
+	if (!sized && store.device) /* names by path have colons */
+		colon = value + strlen(value);
+	else if (!sized || store.bytes < 16ull * MIB)
 		return -EINVAL;
-	if (config_parse_size(colon + 1, &store.bytes) < 0 || store.bytes < 16ull * MIB)
+	if ((size_t)(colon - value) >= sizeof(store.path))
 		return -EINVAL;
 	memcpy(store.path, value, (size_t)(colon - value));
 	config->stores[config->n_stores++] = store;
@@ -410,7 +426,7 @@ static const char *config_example(enum option_kind kind)
 	case OPTION_BOOL:
 		return "yes or no";
 	case OPTION_SPILL:
-		return "DIR:SIZE: use /var/lib/kvpool:64G (16M at least), or off";
+		return "DIR:SIZE: use /var/lib/kvpool:64G (16M at least), /dev/nvme1n1, or off";
 	default:
 		return "PATH[,uid=N[,gid=N]][,mode=OCTAL]: use /run/kvpool/pod7.sock,uid=2007,mode=0660";
 	}
@@ -836,9 +852,25 @@ static int config_check_pages(struct config *config, char message[256])
 	return 0;
 }
 
+const char *config_namespace_dir(const struct config *config, unsigned i)
+{
+	for (unsigned k = 0; k < config->n_stores; k++)
+		if (!config->stores[k].device && i-- == 0)
+			return config->stores[k].path;
+	return config->n_stores && config->namespace_dir[0] && i == 0 ? config->namespace_dir : NULL;
+}
+
 /* Whether two paths lead to one file is seen when they are opened. */
 static int config_check_stores(const struct config *config, char message[256])
 {
+	if (config->namespace_dir[0] && config_check_path("namespace-dir", config->namespace_dir, message) < 0)
+		return -EINVAL;
+	if (config->n_stores && !config_namespace_dir(config, 0)) {
+		snprintf(message, 256,
+			"spill: %.80s is a device, and without the namespaces' own files no block in it is found again: name a directory for them, namespace-dir = /var/lib/kvpool",
+			config->stores[0].path);
+		return -EINVAL;
+	}
 	for (unsigned i = 0; i < config->n_stores; i++) {
 		if (config_check_path("spill", config->stores[i].path, message) < 0)
 			return -EINVAL;

@@ -36,7 +36,8 @@ struct config_node {
 /* A spill store. */
 struct config_store {
 	char path[256];
-	uint64_t bytes;
+	bool device; /* a block device, not a directory */
+	uint64_t bytes; /* 0: all of the device */
 };
 
 struct config {
@@ -58,6 +59,8 @@ struct config {
 	char hugetlbfs[KVP_SOCKET_MAX]; /* directory of a mount for 2M and 1G pages; "": found by itself */
 	struct config_store stores[CONFIG_STORES_MAX];
 	unsigned n_stores; /* 0: no spill */
+	char namespace_dir
+		[256]; /* where the namespaces' own files lie, beside the stores' directories; "": only there */
 	bool stores_from_file; /* the first flag begins the list anew */
 	uint64_t spill_write_budget; /* bytes a day for evictions; 0: no limit */
 	uint32_t spill_depth; /* transfers at once */
@@ -113,5 +116,8 @@ bool config_reload(struct config *now, const struct config *fresh, char later[25
 
 /** config_check() - do the values fit each other? Return: 0; -EINVAL. */
 int config_check(struct config *config, char message[256]);
+
+/** config_namespace_dir() - the @i-th directory in which the namespaces' own files lie; NULL: there are no more */
+const char *config_namespace_dir(const struct config *config, unsigned i);
 
 #endif

@@ -1,7 +1,7 @@
 /*
  * ns_file.c - a namespace's birth certificate beside each spill store: SPILL_DIR/ns-<id>.kvns, mode 0600
  *
- * In every store's directory, for any of them may be missing at the next start; one found there is enough.
+ * In every directory config_namespace_dir() tells, for any of them may be missing at the next start; one found there is enough.
  * struct ns_file, written to a temporary name, flushed, renamed: it is there whole or not at all.  A damaged or foreign
  * one is left alone and said once; its records are then garbage of the store.
  */
@@ -88,29 +88,31 @@ int ns_file_save(const struct ns *ns)
 {
 	const struct config *config = &ns->d->config;
 	struct ns_file file;
+	const char *dir;
 	int result = config->n_stores ? -ENOENT : 0;
 	unsigned n = 0;
 
 	ns_file_fill(&file, ns);
-	for (unsigned i = 0; i < config->n_stores; i++) {
-		int r = ns_file_write(&file, ns->id, config->stores[i].path);
+	for (unsigned i = 0; (dir = config_namespace_dir(config, i)); i++) {
+		int r = ns_file_write(&file, ns->id, dir);
 
 		n += r == 0;
 		result = n ? 0 : r;
 	}
 	if (result < 0)
 		log_warn("cannot write %s/ns-%016" PRIx64 ".kvns: %s; this namespace will not survive a reboot",
-			config->stores[0].path, ns->id, strerror(-result));
+			config_namespace_dir(config, 0), ns->id, strerror(-result));
 	return result;
 }
 
 void ns_file_remove(const struct ns *ns)
 {
 	const struct config *config = &ns->d->config;
+	const char *dir;
 	char path[320];
 
-	for (unsigned i = 0; i < config->n_stores; i++) {
-		snprintf(path, sizeof(path), "%s/ns-%016" PRIx64 ".kvns", config->stores[i].path, ns->id);
+	for (unsigned i = 0; (dir = config_namespace_dir(config, i)); i++) {
+		snprintf(path, sizeof(path), "%s/ns-%016" PRIx64 ".kvns", dir, ns->id);
 		if (unlink(path) < 0 && errno != ENOENT)
 			log_warn("cannot remove %s: %s", path, strerror(errno));
 	}
@@ -200,12 +202,14 @@ static void ns_file_spread(struct daemon *d, const char *dir)
 
 void ns_file_load_all(struct daemon *d)
 {
+	const char *dir;
+
 	/* bases first */
 	for (int with_base = 0; with_base <= 1; with_base++)
-		for (unsigned i = 0; i < d->config.n_stores; i++)
-			ns_file_load_dir(d, d->config.stores[i].path, with_base);
-	for (unsigned i = 0; d->config.n_stores > 1 && i < d->config.n_stores; i++)
-		ns_file_spread(d, d->config.stores[i].path);
+		for (unsigned i = 0; (dir = config_namespace_dir(&d->config, i)); i++)
+			ns_file_load_dir(d, dir, with_base);
+	for (unsigned i = 0; (dir = config_namespace_dir(&d->config, i)); i++)
+		ns_file_spread(d, dir);
 }
 
 void ns_file_load_late(struct daemon *d, const char *dir)

@@ -661,7 +661,7 @@ int spill_begin(struct spill **result, const struct spill_opts *opts, char messa
 	spill->opts = *opts;
 	spill->file.fd = -1;
 	spill->health.state = SPILL_UP;
-	r = spill_file_open(&spill->file, opts, note, direct);
+	r = spill_file_open(&spill->file, &spill->opts, note, direct);
 	snprintf(message, 256, "%s", direct);
 	if (r == 0)
 		r = spill_start(spill, engine);

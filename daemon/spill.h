@@ -5,7 +5,7 @@
  * caller keeps for each record its place (struct spill_place) and gives a cookie by which it is told when the store lets
  * the record go.  One thread (the loop); the callbacks run inside spill_reap(), spill_write() or spill_recover().
  *
- * On disk: DIR/kvpool.store = superblock, then segments, each with a header of its own and records: header page with the
+ * On disk: DIR/kvpool.store, or a block device = superblock, then segments, each with a header of its own and records: header page with the
  * record's name, place and checksums, then the data.  kvpool_spill.h has the bytes.  One vectored write puts header and
  * data down, straight from the caller's memory.  A record counts only if its header's checksum, store, segment sequence
  * and own place agree, its data only if the checksum agrees, at every read: a torn, stale or swapped record is a miss.
@@ -38,8 +38,9 @@ typedef uint64_t spill_place; /* 0: none */
 typedef void (*spill_done_fn)(void *owner, int res, spill_place place);
 
 struct spill_opts {
-	const char *dir;
-	uint64_t capacity; /* bytes, at least 3 segments */
+	const char *dir; /* or a block device */
+	bool raw; /* it is one */
+	uint64_t capacity; /* bytes, at least 3 segments; 0: all of the device */
 	uint64_t
 		segment_bytes; /* 0: as in the store there, or chosen from the capacity (64 MiB at most, unless the hint
 				   asks for more); a record longer than a segment is -EFBIG */

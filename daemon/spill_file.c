@@ -230,11 +230,14 @@ static int file_write_super(struct spill_file *file)
 
 static int file_begin_store(struct spill_file *file, const struct spill_opts *opts)
 {
+	uint64_t start = file->raw ? file->super.start : 0; /* its superblock is to be the later one */
 	int r;
 
-	file->super = (struct spill_super){.segment_bytes = choose_segment_bytes(opts)};
+	file->super = (struct spill_super){.segment_bytes = choose_segment_bytes(opts), .start = start};
 	if (getrandom(file->super.uuid, sizeof(file->super.uuid), 0) != (ssize_t)sizeof(file->super.uuid))
 		return -EIO;
+	if (file->raw)
+		return spill_raw_unuse(file, 0, count_segments(opts->capacity, file->super.segment_bytes));
 	if (ftruncate(file->fd, 0) < 0)
 		return -errno;
 	r = posix_fallocate(file->fd, 0, SPILL_SUPER_AREA);
@@ -258,26 +261,52 @@ static int file_move_aside(struct spill_file *file, const char *why, char note[1
 	return file_open_locked(file, message);
 }
 
+/* A device that became larger has segments that were never ours. */
+static int file_extend(struct spill_file *file, const struct spill_opts *opts)
+{
+	if (!file->raw)
+		return 0;
+	return spill_raw_unuse(file, count_segments(file->super.capacity, file->super.segment_bytes),
+		count_segments(opts->capacity, file->super.segment_bytes));
+}
+
+/* There is no superblock, @why. */
+static int file_begin_where_none_is(
+	struct spill_file *file, const struct spill_opts *opts, int why, bool empty, char note[128], char message[256])
+{
+	int r = 0;
+
+	if (file->raw)
+		r = spill_raw_may_begin(file, why, note, message);
+	else if (!empty)
+		r = file_move_aside(file, why == -EPROTONOSUPPORT ? "of another version" : "damaged", note, message);
+	else /* an operator may know better: a file system that is not mounted looks like this */
+		snprintf(note, 128, "; a new store: nothing was there");
+	if (r < 0)
+		return r;
+	r = file_begin_store(file, opts);
+	return r < 0 ? file_open_refused(file, -r, message) : 0;
+}
+
 static int file_settle_super(struct spill_file *file, const struct spill_opts *opts, char note[128], char message[256])
 {
 	struct stat st;
+	bool begun = true;
 	int r = file_read_super(file->fd, &file->super);
 
 	if (fstat(file->fd, &st) < 0)
 		return -errno;
-	if (r < 0 && st.st_size > 0) {
-		r = file_move_aside(file, r == -EPROTONOSUPPORT ? "of another version" : "damaged", note, message);
+	if (r < 0) {
+		r = file_begin_where_none_is(file, opts, r, st.st_size == 0, note, message);
 		if (r < 0)
 			return r;
-		r = file_begin_store(file, opts);
-	} else if (r < 0) {
-		/* an operator may know better: a file system that is not mounted looks like this */
-		snprintf(note, 128, "; a new store: nothing was there");
-		r = file_begin_store(file, opts);
 	} else if (!layout_fits(&file->super, opts)) {
 		snprintf(note, 128, "; begun anew: its segments of %" PRIu64 " bytes do not fit what is configured",
 			file->super.segment_bytes);
 		r = file_begin_store(file, opts);
+	} else {
+		r = file_extend(file, opts);
+		begun = false;
 	}
 	if (r == 0) {
 		if (file->super.inode && file->super.inode != st.st_ino)
@@ -288,6 +317,8 @@ static int file_settle_super(struct spill_file *file, const struct spill_opts *o
 		file->super.pid = (uint64_t)getpid();
 		r = file_write_super(file);
 	}
+	if (r == 0 && begun && file->raw)
+		r = spill_raw_forget_super(file);
 	if (r == 0 && fstat(file->fd, &st) == 0 && (uint64_t)st.st_size > opts->capacity &&
 		ftruncate(file->fd, (off_t)opts->capacity) < 0)
 		r = -errno;
@@ -323,10 +354,9 @@ static uint32_t direct_alignment(int fd)
 		return (uint32_t)FAULT_INT("spill.align", align ? align : UINT32_MAX);
 	}
 #else
-	(void)fd;
 	(void)stx;
 #endif
-	return (uint32_t)FAULT_INT("spill.align", 0);
+	return (uint32_t)FAULT_INT("spill.align", spill_raw_alignment(fd));
 }
 
 /* Write and read as records do: places that are multiples of 4096 and of nothing larger. */
@@ -377,7 +407,7 @@ static void file_warn_of_room(const struct spill_file *file, uint64_t capacity)
 	struct stat st;
 	uint64_t have, room;
 
-	if (fstat(file->fd, &st) < 0 || fstatvfs(file->fd, &fs) < 0)
+	if (file->raw || fstat(file->fd, &st) < 0 || fstatvfs(file->fd, &fs) < 0)
 		return;
 	have = (uint64_t)st.st_blocks * 512;
 	room = have + (uint64_t)fs.f_bavail * fs.f_frsize;
@@ -392,14 +422,49 @@ static void file_warn_of_room(const struct spill_file *file, uint64_t capacity)
 
 static int file_set_path(struct spill_file *file, const struct spill_opts *opts)
 {
-	int n = snprintf(file->path, sizeof(file->path), "%s/" SPILL_STORE_NAME, opts->dir);
+	int n;
 
+	file->raw = opts->raw;
+	if (file->raw)
+		return spill_raw_path(file, opts->dir);
+	n = snprintf(file->path, sizeof(file->path), "%s/" SPILL_STORE_NAME, opts->dir);
 	return n >= (int)sizeof(file->path) - 8 ? -ENAMETOOLONG : 0;
 }
 
-int spill_file_open(struct spill_file *file, const struct spill_opts *opts, char note[128], char message[256])
+static int file_check_capacity(const struct spill_opts *opts, char message[256])
 {
 	uint64_t segment_bytes = choose_segment_bytes(opts);
+
+	if (count_segments(opts->capacity, segment_bytes) >= 3 && segment_bytes >= SPILL_SEGMENT_MIN &&
+		segment_bytes <= SPILL_SEGMENT_MAX)
+		return 0;
+	snprintf(message, 256,
+		"spill capacity of %" PRIu64 " bytes is too small: 3 segments of %" PRIu64
+		" and %u are needed; raise SIZE in --spill DIR:SIZE",
+		opts->capacity, segment_bytes > SPILL_SEGMENT_MIN ? segment_bytes : SPILL_SEGMENT_MIN,
+		SPILL_SUPER_AREA);
+	return -EINVAL;
+}
+
+/* It is ours alone from here on, and there is room for a store. */
+static int file_claim(struct spill_file *file, struct spill_opts *opts, char message[256])
+{
+	int r = file->raw ? spill_raw_open(file, message) : file_check_capacity(opts, message);
+
+	if (r == 0 && !file->raw)
+		r = file_check_device(file, opts, message);
+	if (r < 0)
+		return r;
+	if (!file->raw)
+		return file_open_locked(file, message);
+	r = file_lock(file, message);
+	if (r == 0)
+		r = spill_raw_capacity(file, &opts->capacity, message);
+	return r < 0 ? r : file_check_capacity(opts, message);
+}
+
+int spill_file_open(struct spill_file *file, struct spill_opts *opts, char note[128], char message[256])
+{
 	char why[64] = "";
 	struct stat st;
 	int r;
@@ -407,22 +472,11 @@ int spill_file_open(struct spill_file *file, const struct spill_opts *opts, char
 	memset(file, 0, sizeof(*file));
 	file->fd = -1;
 	note[0] = 0;
-	if (count_segments(opts->capacity, segment_bytes) < 3 || segment_bytes < SPILL_SEGMENT_MIN ||
-		segment_bytes > SPILL_SEGMENT_MAX) {
-		snprintf(message, 256,
-			"spill capacity of %" PRIu64 " bytes is too small: 3 segments of %" PRIu64
-			" and %u are needed; raise SIZE in --spill DIR:SIZE",
-			opts->capacity, segment_bytes > SPILL_SEGMENT_MIN ? segment_bytes : SPILL_SEGMENT_MIN,
-			SPILL_SUPER_AREA);
-		return -EINVAL;
-	}
 	if (file_set_path(file, opts) < 0) {
 		snprintf(message, 256, "spill directory's name is too long: %.100s...", opts->dir);
 		return -ENAMETOOLONG;
 	}
-	r = file_check_device(file, opts, message);
-	if (r == 0)
-		r = file_open_locked(file, message);
+	r = file_claim(file, opts, message);
 	if (r == 0)
 		r = file_settle_super(file, opts, note, message);
 	if (r == 0 && fstat(file->fd, &st) < 0)
@@ -431,7 +485,7 @@ int spill_file_open(struct spill_file *file, const struct spill_opts *opts, char
 		spill_file_close(file);
 		return r;
 	}
-	file->bytes = (uint64_t)st.st_size;
+	file->bytes = file->raw ? opts->capacity : (uint64_t)st.st_size;
 	file_warn_of_room(file, opts->capacity);
 	file_settle_direct(file, why);
 	snprintf(message, 256, "%s", file->direct ? "O_DIRECT" : why);
@@ -453,9 +507,9 @@ void spill_peek(const struct spill_opts *opts, struct spill_identity *identity)
 		spill_file_close(&file);
 		return;
 	}
-	identity->dev = st.st_dev;
-	identity->inode = st.st_ino;
-	if (S_ISREG(st.st_mode) && file_read_super(file.fd, &super) == 0) {
+	identity->dev = S_ISBLK(st.st_mode) ? st.st_rdev : st.st_dev;
+	identity->inode = S_ISBLK(st.st_mode) ? UINT64_MAX : st.st_ino; /* by another name it is the same device */
+	if ((S_ISREG(st.st_mode) || S_ISBLK(st.st_mode)) && file_read_super(file.fd, &super) == 0) {
 		identity->is_store = true;
 		memcpy(identity->uuid, super.uuid, sizeof(identity->uuid));
 		identity->is_copy = super.inode && super.inode != st.st_ino;
@@ -473,12 +527,14 @@ int spill_file_remake(struct spill_file *file, const struct spill_opts *opts)
 	r = file_begin_store(file, opts);
 	if (r < 0)
 		return r;
-	file->bytes = SPILL_SUPER_AREA;
+	file->bytes = file->raw ? opts->capacity : SPILL_SUPER_AREA;
 	file->super.capacity = opts->capacity;
 	file->super.start = start + 1;
 	file->super.inode = inode;
 	file->super.pid = (uint64_t)getpid();
 	r = file_write_super(file);
+	if (r == 0 && file->raw)
+		r = spill_raw_forget_super(file);
 	return r < 0 ? r : 1;
 }
 

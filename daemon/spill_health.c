@@ -203,7 +203,7 @@ static int probe_file(const struct spill *spill, int64_t fd)
 		err = errno;
 	if (!err && (there.st_ino != ours.st_ino || there.st_dev != ours.st_dev))
 		err = ESTALE;
-	if (!err && faccessat(AT_FDCWD, spill->opts.dir, W_OK | X_OK, AT_EACCESS) < 0)
+	if (!err && !spill->file.raw && faccessat(AT_FDCWD, spill->opts.dir, W_OK | X_OK, AT_EACCESS) < 0)
 		err = errno; /* the open has just been along this path: no wait */
 	if (fd >= 0)
 		close((int)fd);

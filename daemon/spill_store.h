@@ -1,7 +1,8 @@
 /*
  * spill_store.h - inside of spill.h: the store's file, its segments, its transfers
  *
- * spill.c the interface and the transfers, spill_file.c the file with its lock, superblock and alignment,
+ * spill.c the interface and the transfers, spill_file.c the file with its lock, superblock and alignment, spill_raw.c where
+ * it is a block device,
  * spill_segment.c segments and their records, spill_seal.c what makes a start short, spill_health.c errors, quarantine and probes,
  * spill_recover.c the start, spill_scrub.c and spill_drop.c what their names say.
  */
@@ -23,20 +24,39 @@
 
 struct spill_file {
 	int fd;
+	bool raw; /* a block device: as long as it is, and with all its segments from the start */
 	bool direct; /* O_DIRECT is on */
 	char path[512];
 	struct spill_super super;
 	uint64_t bytes; /* of the file, when it was opened */
 };
 
-/** spill_file_open() - lock, read or make the superblock, settle on O_DIRECT. @note: 128 bytes, what a person should know. */
-int spill_file_open(struct spill_file *file, const struct spill_opts *opts, char note[128], char message[256]);
+/** spill_file_open() - lock, read or make the superblock, settle on O_DIRECT. @note: 128 bytes, what a person should know.
+ *  opts->capacity: filled in where it was left to the device. */
+int spill_file_open(struct spill_file *file, struct spill_opts *opts, char note[128], char message[256]);
 void spill_file_close(struct spill_file *file);
 /** spill_file_remake() - an empty store, its segments chosen anew. Return: 1; 0: those it has are the best for the
  *  capacity; -errno. */
 int spill_file_remake(struct spill_file *file, const struct spill_opts *opts);
 /** spill_file_leave_direct() - go on through the page cache, and say so */
 void spill_file_leave_direct(struct spill_file *file, int err);
+
+/* ---- spill_raw.c, for spill_file.c; 0 or -errno, with @message where there is one ---- */
+
+/** spill_raw_path() - where the device is really */
+int spill_raw_path(struct spill_file *file, const char *path);
+/** spill_raw_open() - for us alone */
+int spill_raw_open(struct spill_file *file, char message[256]);
+/** spill_raw_capacity() - is there so much; 0: all there is, filled in */
+int spill_raw_capacity(const struct spill_file *file, uint64_t *capacity, char message[256]);
+/** spill_raw_alignment() - of its transfers, in bytes; 0: not known */
+uint32_t spill_raw_alignment(int fd);
+/** spill_raw_may_begin() - there is no superblock, @why: nothing else either, which a store would write over? */
+int spill_raw_may_begin(const struct spill_file *file, int why, char note[128], char message[256]);
+/** spill_raw_unuse() - segments from @first up to @n were never used, whatever lies there */
+int spill_raw_unuse(const struct spill_file *file, uint64_t first, uint64_t n);
+/** spill_raw_forget_super() - the copy that is not the current one may be of an earlier store */
+int spill_raw_forget_super(const struct spill_file *file);
 
 /* ---- spill_segment.c ---- */
 

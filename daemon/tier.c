@@ -313,6 +313,7 @@ static int tier_open_spill(struct daemon *d, char message[256])
 		tier->store_nodes[i] = store_node(d->config.stores[i].path);
 		tier->store_devices[i] = tier_device_before(d->pool.stats, d->config.stores[i].path);
 		opts[i] = (struct spill_opts){.dir = d->config.stores[i].path,
+			.raw = d->config.stores[i].device,
 			.cpus = topology_node_cpus(d->topology, tier->store_nodes[i], &cpus[i]) ? &cpus[i] : NULL,
 			.capacity = d->config.stores[i].bytes,
 			.depth = d->config.spill_depth,

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -357,13 +358,17 @@ int bench_spill(struct bench *bench)
 {
 	struct spill_bench s = {.bench = bench, .fio = bench_fio_there(), .next_key = 1};
 	struct pool pool;
+	struct stat st;
 	int r;
 
 	if (!bench->spill_dir[0]) {
 		complain("bench: this daemon has no spill store: start it with --spill DIR:SIZE, or use --self");
 		return KVCTL_FAILED;
 	}
-	if (!s.fio)
+	if (stat(bench->spill_dir, &st) == 0 && S_ISBLK(st.st_mode) && s.fio) {
+		bench_say("no yardstick is taken: fio would write over the store on %s", bench->spill_dir);
+		s.fio = false;
+	} else if (!s.fio)
 		bench_say("fio is not installed: no yardstick is taken (apt-get install fio)");
 	if (!bench->depth)
 		bench->depth = 32; /* as the daemon does by itself */

@@ -83,12 +83,13 @@ static bool make_room(struct store_file *store, uint64_t bytes)
 static int open_what(struct store_file *store, const char *path, bool write)
 {
 	int flags = (write ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
-	struct stat st;
+	struct stat st = {0};
 
+	snprintf(store->path, sizeof(store->path), "%.500s", path);
 	if (stat(path, &st) == 0 && S_ISDIR(st.st_mode))
 		snprintf(store->path, sizeof(store->path), "%.490s/" SPILL_STORE_NAME, path);
-	else
-		snprintf(store->path, sizeof(store->path), "%.500s", path);
+	else if (S_ISBLK(st.st_mode))
+		flags &= ~O_NOFOLLOW; /* names by serial number are symbolic links */
 	/* past the page cache, which a daemon's direct writes may leave stale for a moment */
 	store->fd = open(store->path, flags | O_DIRECT);
 	if (store->fd < 0 && errno == EINVAL)

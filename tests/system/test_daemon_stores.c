@@ -303,6 +303,67 @@ static void a_store_more_and_a_store_less_are_taken_at_the_next_start(void **sta
 	assert_in_range(there, 20, N - 20);
 }
 
+/* A loop device over a file of 64 MiB. Return: false: none can be had. */
+static bool loop_made(const struct several *s, char device[32])
+{
+	char command[300];
+	FILE *out;
+
+	snprintf(command, sizeof(command), "truncate -s 64M %s/disk && exec losetup -f --show %s/disk 2>/dev/null",
+		s->t.spill, s->t.spill);
+	out = popen(command, "re");
+	assert_non_null(out);
+	if (!fgets(device, 32, out))
+		device[0] = 0;
+	pclose(out);
+	device[strcspn(device, "\n")] = 0;
+	return device[0] == '/';
+}
+
+static void blocks_on_a_raw_device_come_back_after_a_kill_and_a_reboot_and_kvctl_reads_them(void **state)
+{
+	struct several *s = *state;
+	char device[32], command[64], out[8192], says[32];
+	const char *options[] = {"--pool", "2M", "--slab", "1M", "--free-percent", "0", "--heartbeat", "200", "--spill",
+		device, "--namespace-dir", s->dirs[0], NULL};
+
+	if (geteuid() != 0 || !loop_made(s, device)) {
+		print_message("skipped: no loop device can be had here\n");
+		skip();
+	}
+	trial_detach(&s->t);
+	assert_int_equal(host_stop(&s->t.host), 0);
+	trial_memory_gone(&s->t);
+	assert_int_equal(host_start(&s->t.host, options), 0);
+	trial_attach(&s->t);
+	put_all(s, 0, N);
+	assert_int_equal(get_all(s, N), N);
+	assert_int_equal(store_says(s, 0, "capacity_bytes", says), 64 << 20);
+	assert_string_equal(says, "up");
+	trial_detach(&s->t);
+	host_kill(&s->t.host);
+	assert_int_equal(host_start(&s->t.host, NULL), 0);
+	trial_attach(&s->t);
+	assert_int_equal(get_all(s, N), N);
+	trial_reboot(&s->t);
+	assert_int_equal(get_all(s, N), N);
+	wire_sleep_ms(2500); /* it looks at its device now and then: it is at home there */
+	assert_int_equal(TRIAL_KVCTL(&s->t, out, sizeof(out), "stats"), 0);
+	assert_null(strstr(out, "DOWN"));
+	assert_int_equal(TRIAL_KVCTL(&s->t, out, sizeof(out), "store", "verify"), 0);
+	assert_non_null(strstr(out, device));
+	trial_detach(&s->t);
+	assert_int_equal(host_stop(&s->t.host), 0);
+	assert_int_equal(TRIAL_KVCTL(&s->t, out, sizeof(out), "store", "list", device), 0);
+	assert_non_null(strstr(out, "120"));
+	assert_int_equal(host_start(&s->t.host, NULL), 0);
+	trial_attach(&s->t);
+	host_kill(&s->t.host);
+	snprintf(command, sizeof(command), "losetup -d %s", device);
+	assert_int_equal(system(command), 0);
+	assert_int_equal(host_start(&s->t.host, (const char *const[]){"--pool", "2M", "--spill", "off", NULL}), 0);
+}
+
 #define SEVERAL(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
@@ -314,6 +375,7 @@ int main(void)
 		SEVERAL(without_its_only_store_a_daemon_serves_and_takes_it_when_it_is_mounted),
 		SEVERAL(where_the_file_system_of_a_store_is_gone_none_is_made_below),
 		SEVERAL(a_store_more_and_a_store_less_are_taken_at_the_next_start),
+		SEVERAL(blocks_on_a_raw_device_come_back_after_a_kill_and_a_reboot_and_kvctl_reads_them),
 	};
 
 	signal(SIGPIPE, SIG_IGN);

@@ -217,6 +217,38 @@ static void spill_stores_are_a_list_and_flags_begin_it_anew(void **state)
 	assert_int_equal(parse(&config, message, flags), 0);
 }
 
+static void a_name_in_dev_is_a_device_its_size_may_be_left_out_and_namespaces_need_a_directory(void **state)
+{
+	struct config config;
+	char message[256];
+
+	(void)state;
+	assert_int_equal(
+		PARSE(&config, message, "--spill", "/dev/nvme1n1", "--spill", "/a:64M", "--spill",
+			"/dev/disk/by-path/pci-0000:00:1f.2", "--spill", "/dev/sdb:1G", "--spill", "/dev/shm/x:64M"),
+		0);
+	assert_int_equal(config.n_stores, 5);
+	assert_string_equal(config.stores[0].path, "/dev/nvme1n1");
+	assert_true(config.stores[0].device && config.stores[0].bytes == 0);
+	assert_false(config.stores[1].device);
+	assert_string_equal(config.stores[2].path, "/dev/disk/by-path/pci-0000:00:1f.2");
+	assert_true(config.stores[2].device && config.stores[2].bytes == 0);
+	assert_string_equal(config.stores[3].path, "/dev/sdb");
+	assert_true(config.stores[3].device && config.stores[3].bytes == 1024 * MIB);
+	assert_false(config.stores[4].device);
+	assert_string_equal(config_namespace_dir(&config, 0), "/a");
+	assert_string_equal(config_namespace_dir(&config, 1), "/dev/shm/x");
+	assert_null(config_namespace_dir(&config, 2));
+	assert_int_equal(PARSE(&config, message, "--spill", "/dev/sdb"), -EINVAL);
+	assert_non_null(strstr(message, "namespace-dir = /var/lib/kvpool"));
+	assert_int_equal(PARSE(&config, message, "--spill", "/dev/sdb", "--namespace-dir", "/n"), 0);
+	assert_string_equal(config_namespace_dir(&config, 0), "/n");
+	assert_null(config_namespace_dir(&config, 1));
+	assert_int_equal(PARSE(&config, message, "--spill", "/dev/sdb", "--namespace-dir", "n"), -EINVAL);
+	assert_int_equal(PARSE(&config, message, "--spill", "off", "--namespace-dir", "/n"), 0);
+	assert_null(config_namespace_dir(&config, 0));
+}
+
 static void values_that_make_no_sense_are_refused_with_what_would(void **state)
 {
 	(void)state;
@@ -533,6 +565,7 @@ int main(void)
 		cmocka_unit_test(every_option_means_the_same_by_flag_and_by_file),
 		cmocka_unit_test(flags_win_over_the_file_wherever_they_stand),
 		cmocka_unit_test(spill_stores_are_a_list_and_flags_begin_it_anew),
+		cmocka_unit_test(a_name_in_dev_is_a_device_its_size_may_be_left_out_and_namespaces_need_a_directory),
 		cmocka_unit_test(values_that_make_no_sense_are_refused_with_what_would),
 		cmocka_unit_test(pages_larger_than_the_pool_are_refused_by_the_names_that_were_given),
 		cmocka_unit_test(a_path_too_long_for_a_unix_address_is_refused_with_both_lengths),

@@ -69,11 +69,10 @@ static void mount_tmpfs(struct place *p, const char *dir, const char *options, b
 	*mounted = true;
 }
 
-/* ext4 on a loop device over p->backing, with that sector size. */
-static void mount_loop(struct place *p, uint64_t bytes, uint32_t sector)
+/* A loop device over p->backing, with that sector size. */
+static void make_loop(struct place *p, uint64_t bytes, uint32_t sector)
 {
 	struct loop_config config = {.block_size = sector};
-	char command[300];
 	int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC), n = -1;
 
 	if (control >= 0) {
@@ -96,6 +95,14 @@ static void mount_loop(struct place *p, uint64_t bytes, uint32_t sector)
 		skip();
 	}
 	close((int)config.fd);
+}
+
+/* ext4 on it. */
+static void mount_loop(struct place *p, uint64_t bytes, uint32_t sector)
+{
+	char command[300];
+
+	make_loop(p, bytes, sector);
 	snprintf(command, sizeof(command), "mkfs.ext4 -q -b 4096 -O ^has_journal -m 0 -E nodiscard %s >/dev/null 2>&1",
 		p->device);
 	if (system(command) != 0 || mount(p->device, p->dir, "ext4", 0, "errors=continue") < 0) {
@@ -241,10 +248,262 @@ static void on_a_disk_that_fails_in_parts_what_is_stored_is_exact(void **state)
 	assert_int_equal(f->spill->n_present, 15);
 }
 
+/* ---- raw devices ---- */
+
+static void given_raw(struct place *p, uint64_t bytes, uint32_t sector)
+{
+	make_loop(p, bytes, sector);
+	p->f->opts.dir = p->device;
+	p->f->opts.raw = true;
+	p->f->opts.capacity = 0;
+	snprintf(p->f->path, sizeof(p->f->path), "%s", p->device);
+}
+
+/* What lies there, of no file system. */
+static void scribble(struct place *p, uint64_t off, uint64_t n)
+{
+	int fd = open(p->device, O_RDWR | O_CLOEXEC);
+
+	memset(p->f->out, 0xa5, 65536);
+	for (uint64_t at = off; at < off + n; at += 65536)
+		assert_true(pwrite(fd, p->f->out, off + n - at < 65536 ? off + n - at : 65536, (off_t)at) > 0);
+	assert_int_equal(fsync(fd), 0);
+	close(fd);
+}
+
+static XXH128_hash_t all_of(const struct place *p)
+{
+	char *bytes = malloc(MIB);
+	int fd = open(p->backing, O_RDONLY | O_CLOEXEC);
+	XXH3_state_t *state = XXH3_createState();
+	XXH128_hash_t hash;
+	ssize_t n;
+
+	XXH3_128bits_reset(state);
+	while ((n = read(fd, bytes, MIB)) > 0)
+		XXH3_128bits_update(state, bytes, (size_t)n);
+	hash = XXH3_128bits_digest(state);
+	XXH3_freeState(state);
+	close(fd);
+	free(bytes);
+	return hash;
+}
+
+static void raw_serves(void **state, uint32_t sector)
+{
+	struct place *p = *state;
+	struct fixture *f = p->f;
+	struct log_catch log;
+
+	given_raw(p, 64 * MIB, sector);
+	scribble(p, MIB, 62 * MIB); /* of an earlier life: neither records nor a loss */
+	log = log_catch();
+	assert_int_equal(fixture_open(f), 0);
+	assert_non_null(strstr(f->message, "a new store: nothing was there"));
+	assert_int_equal(stats_of(f).capacity, 64 * MIB);
+	assert_true(stats_of(f).direct);
+	for (unsigned k = 0; k < 60; k++)
+		assert_int_equal(put(f, k, SIZE), 0);
+	assert_int_equal(flush(f), 0);
+	assert_int_equal(fixture_reopen(f), 0);
+	assert_int_equal(f->n_found, 60);
+	for (unsigned k = 0; k < 60; k++)
+		assert_int_equal(get(f, k), 0);
+	assert_int_equal(fill(f, 200, false), 200); /* more than it holds: the oldest segments go */
+	assert_true(store_adds_up(f));
+	assert_int_equal(stats_of(f).write_errors + stats_of(f).read_errors + stats_of(f).damaged, 0);
+	assert_int_equal(fixture_reopen(f), 0);
+	assert_true(f->n_found >= 90);
+	assert_int_equal(stats_of(f).skipped, 0);
+	assert_int_equal(log_lines(&log, "cannot be read any more"), 0);
+	fclose(log.lines);
+}
+
+static void a_raw_device_is_a_store_of_all_its_bytes(void **state)
+{
+	raw_serves(state, 512);
+}
+
+static void a_raw_device_with_4096_byte_sectors_is_one_too(void **state)
+{
+	raw_serves(state, 4096);
+}
+
+static void refused_and_left_alone(struct place *p, int err, const char *why)
+{
+	XXH128_hash_t before = all_of(p);
+
+	assert_int_equal(fixture_open(p->f), err);
+	assert_non_null(strstr(p->f->message, why));
+	assert_non_null(strstr(p->f->message, p->device));
+	assert_true(XXH128_isEqual(before, all_of(p)));
+}
+
+static void a_device_with_something_on_it_is_refused_and_keeps_every_byte(void **state)
+{
+	static const uint64_t places[] = {0, 65536, MIB - 1, 63 * MIB, 64 * MIB - 1};
+	struct place *p = *state;
+	char command[300];
+
+	given_raw(p, 64 * MIB, 512);
+	snprintf(command, sizeof(command), "mkfs.ext4 -q -E nodiscard %s >/dev/null 2>&1", p->device);
+	assert_int_equal(system(command), 0);
+	refused_and_left_alone(p, -EEXIST, ", then blkdiscard -z ");
+	for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
+		snprintf(command, sizeof(command), "wipefs -q -a %s && blkdiscard -z %s", p->device, p->device);
+		assert_int_equal(system(command), 0); /* the way out it told */
+		scribble(p, places[i], 1);
+		refused_and_left_alone(p, -EEXIST, "holds something else");
+	}
+	assert_int_equal(system(command), 0);
+	assert_int_equal(fixture_open(p->f), 0);
+}
+
+static void a_mounted_device_is_refused_and_keeps_every_byte(void **state)
+{
+	struct place *p = *state;
+
+	mount_loop(p, 64 * MIB, 512);
+	sync();
+	p->f->opts.dir = p->device;
+	p->f->opts.raw = true;
+	refused_and_left_alone(p, -EBUSY, "it is mounted");
+}
+
+static void two_stores_never_share_a_device_by_whatever_name(void **state)
+{
+	struct place *p = *state;
+	struct fixture *f = p->f;
+	struct spill_opts second;
+	struct spill_identity ids[2];
+	struct spill *other = NULL;
+	char name[120], message[256];
+
+	given_raw(p, 64 * MIB, 512);
+	snprintf(name, sizeof(name), "%s/by-name", f->dir);
+	assert_int_equal(symlink(p->device, name), 0);
+	assert_int_equal(fixture_open(f), 0);
+	second = f->opts;
+	second.dir = name;
+	assert_int_equal(spill_open(&other, &second, message), -EBUSY);
+	assert_null(other);
+	assert_non_null(strstr(message, p->device));
+	spill_peek(&f->opts, &ids[0]);
+	spill_peek(&second, &ids[1]);
+	assert_true(ids[0].is_store && ids[1].is_store && !ids[0].is_copy);
+	assert_true(ids[0].dev == ids[1].dev && ids[0].inode == ids[1].inode);
+	assert_int_equal(put(f, 1, SIZE), 0);
+	fixture_close(f);
+	f->opts.dir = name;
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(get(f, 1), 0);
+}
+
+static void what_is_no_device_or_smaller_than_asked_for_is_refused(void **state)
+{
+	struct place *p = *state;
+	struct fixture *f = p->f;
+	char file[120];
+
+	given_raw(p, 64 * MIB, 512);
+	f->opts.capacity = 65 * MIB;
+	refused_and_left_alone(p, -EINVAL, "has 67108864 bytes");
+	snprintf(file, sizeof(file), "%s/plain", f->dir);
+	close(open(file, O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+	f->opts.dir = file;
+	assert_int_equal(fixture_open(f), -ENOTBLK);
+	f->opts.dir = "/dev/kvpool-not-there";
+	assert_int_equal(fixture_open(f), -ENOENT);
+	assert_non_null(strstr(f->message, "is it plugged in?"));
+}
+
+static void a_device_used_in_part_and_then_in_full_loses_nothing(void **state)
+{
+	struct place *p = *state;
+	struct fixture *f = p->f;
+	struct log_catch log;
+
+	given_raw(p, 64 * MIB, 512);
+	scribble(p, 20 * MIB, 43 * MIB);
+	f->opts.capacity = 16 * MIB + 65536;
+	log = log_catch();
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(f->spill->n_present, 4);
+	for (unsigned k = 0; k < 20; k++)
+		assert_int_equal(put(f, k, SIZE), 0);
+	fixture_close(f);
+	f->opts.capacity = 0;
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(f->n_found, 20);
+	assert_int_equal(f->spill->n_present, 15);
+	for (unsigned k = 0; k < 20; k++)
+		assert_int_equal(get(f, k), 0);
+	assert_int_equal(log_lines(&log, "cannot be read any more"), 0);
+	fclose(log.lines);
+}
+
+static void a_store_begun_anew_on_a_device_shows_nothing_of_the_old_one(void **state)
+{
+	struct place *p = *state;
+	struct fixture *f = p->f;
+	int fd;
+
+	given_raw(p, 64 * MIB, 512);
+	assert_int_equal(fixture_open(f), 0);
+	for (unsigned k = 0; k < 40; k++)
+		assert_int_equal(put(f, k, SIZE), 0);
+	fixture_close(f);
+	f->opts.segment_bytes = 2 * MIB;
+	assert_int_equal(fixture_open(f), 0);
+	assert_non_null(strstr(f->message, "begun anew"));
+	assert_int_equal(f->n_found, 0);
+	assert_int_equal(put(f, 1, SIZE), 0);
+	assert_int_equal(fixture_reopen(f), 0);
+	assert_int_equal(f->n_found, 1);
+	assert_int_equal(get(f, 1), 0);
+	fixture_close(f);
+	/* both superblocks damaged: it was ours, so it may be begun anew */
+	fd = open(p->device, O_RDWR | O_CLOEXEC);
+	assert_int_equal(pwrite(fd, "damage", 6, 100), 6);
+	assert_int_equal(pwrite(fd, "damage", 6, 4196), 6);
+	close(fd);
+	assert_int_equal(fixture_open(f), 0);
+	assert_non_null(strstr(f->message, "its superblock is damaged"));
+	assert_int_equal(f->n_found, 0);
+}
+
+/* As if it were killed there: what was begun is no store yet, and no stranger's either. */
+static void a_device_whose_making_was_cut_short_is_made_at_the_next_start(void **state)
+{
+	struct place *p = *state;
+	struct fixture *f = p->f;
+
+	given_raw(p, 64 * MIB, 512);
+	fault_arm("spill.raw.zero=-EIO@9");
+	assert_int_equal(fixture_open(f), -EIO);
+	fault_disarm();
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(put(f, 1, SIZE), 0);
+	fixture_close(f);
+	f->opts.segment_bytes = 2 * MIB; /* and one that was to take the place of another: that is still there */
+	fault_arm("spill.raw.zero=-EIO@9");
+	assert_int_equal(fixture_open(f), -EIO);
+	fault_disarm();
+	f->opts.segment_bytes = 4 * MIB;
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(put(f, 2, SIZE), 0);
+	assert_int_equal(get(f, 2), 0);
+}
+
 #define BOTH(test) \
 	{#test " (io_uring)", test, setup, teardown, &with_uring}, \
 	{ \
 #test " (threads)", test, setup, teardown, &with_threads \
+	}
+
+#define RAW(test) \
+	{ \
+#test, test, setup, teardown, &with_uring \
 	}
 
 int main(void)
@@ -255,6 +514,15 @@ int main(void)
 		BOTH(on_a_full_file_system_without_fallocate_it_makes_do_too),
 		BOTH(with_no_room_for_a_superblock_the_start_is_refused),
 		BOTH(on_a_disk_that_fails_in_parts_what_is_stored_is_exact),
+		BOTH(a_raw_device_is_a_store_of_all_its_bytes),
+		BOTH(a_raw_device_with_4096_byte_sectors_is_one_too),
+		RAW(a_device_with_something_on_it_is_refused_and_keeps_every_byte),
+		RAW(a_mounted_device_is_refused_and_keeps_every_byte),
+		RAW(two_stores_never_share_a_device_by_whatever_name),
+		RAW(what_is_no_device_or_smaller_than_asked_for_is_refused),
+		RAW(a_device_used_in_part_and_then_in_full_loses_nothing),
+		RAW(a_store_begun_anew_on_a_device_shows_nothing_of_the_old_one),
+		RAW(a_device_whose_making_was_cut_short_is_made_at_the_next_start),
 	};
 
 	return cmocka_run_group_tests_name("spill devices", tests, NULL, NULL);
