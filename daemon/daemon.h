@@ -50,6 +50,7 @@ struct daemon {
 	/* namespace.c */
 	struct ns *namespaces; /* list */
 	unsigned n_namespaces;
+	struct ns *ended; /* left to the end of the process */
 	uint64_t collects; /* id of the one for which spare slabs are gathered; 0: none */
 	uint64_t collects_until_ns;
 

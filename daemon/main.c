@@ -204,6 +204,7 @@ static int daemon_start(struct daemon *d, char message[256])
 	d->old_io = d->pool.found && pool_old_io(&d->pool);
 	if ((r = slab_start(d, message)) < 0 || (r = ns_start(d, message)) < 0 || (r = session_start(d, message)) < 0)
 		return r;
+	pool_progress(&d->pool, "taking over the blocks in memory");
 	ns_adopt_blocks(d);
 	if (d->config.n_stores)
 		ns_file_load_all(d);

@@ -744,11 +744,12 @@ void ns_adopt_blocks(struct daemon *d)
 
 void ns_stop(struct daemon *d)
 {
-	while (d->namespaces) {
-		struct ns *ns = d->namespaces;
-
-		d->namespaces = ns->next;
-		ns_free(ns);
+	/* the process ends, which gives back a million entries at once; one by one it would take as long as a start */
+	for (struct ns *ns = d->namespaces; ns; ns = ns->next) {
+		munmap(ns->head, ns->head->object_bytes);
+		close(ns->fd);
 	}
+	d->ended = d->namespaces;
+	d->namespaces = NULL;
 	d->n_namespaces = 0;
 }

@@ -170,6 +170,7 @@ void ns_link_all(struct daemon *d, bool keep);
 /** ns_link_some() - while serving, once a store that was missing told what it has: as ns_link_all() from bucket *@at on, @n of them;
  *  @drop: what is unreachable goes, else parents are found. Return: there are more. */
 bool ns_link_some(struct ns *ns, uint64_t *at, uint64_t n, bool drop);
+/** ns_stop() - the last thing they see: the process ends */
 void ns_stop(struct daemon *d);
 
 struct ns *ns_find(struct daemon *d, uint64_t id);

@@ -428,7 +428,7 @@ static void recovery_progress(struct recovery *recovery, uint64_t *next_ns)
 
 static int recovery_scan(struct recovery *recovery)
 {
-	uint64_t next_ns = loop_now() + SPILL_SECOND / 2;
+	uint64_t next_ns = 0; /* the first time at once: who waits learns what for */
 
 	for (unsigned i = 0; i < SCANS; i++) {
 		recovery->scans[i].recovery = recovery;

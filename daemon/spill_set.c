@@ -320,6 +320,7 @@ static void member_look_for(struct spill_set *set, struct member *member)
 		if (set->members[i].spill)
 			others[n++] = set->members[i].id;
 	opts.lock_fd = set->lock_fd;
+	opts.progress = NULL; /* nobody waits for it */
 	member->attempt = spill_attempt_new(&opts, others, n);
 	member->retry_ns = loop_now() + RETRY_NS;
 }

@@ -23,6 +23,7 @@
 #include "spill_set.h"
 #include "tier_parts.h"
 
+#define PROGRESS_NS 5000000000ull /* between lines that tell how far the start is */
 #define LINK_BUCKETS 16384 /* of keys, linked in a tick: some milliseconds */
 
 /* ---- writes ---- */
@@ -298,6 +299,23 @@ static uint32_t tier_device_before(const struct kvp_stats *stats, const char *pa
 	return 0;
 }
 
+/* In the threads that open the stores. */
+static void tier_progress(void *owner, uint64_t done, uint64_t segments)
+{
+	static _Atomic uint64_t next_ns;
+	struct daemon *d = owner;
+	uint64_t now = loop_now();
+	char text[96];
+
+	snprintf(text, sizeof(text), "finding what is in the spill store: %" PRIu64 " of %" PRIu64 " segments", done,
+		segments);
+	pool_progress(&d->pool, text);
+	if (now - d->tier->opening_ns < PROGRESS_NS || now < atomic_load(&next_ns))
+		return;
+	atomic_store(&next_ns, now + PROGRESS_NS);
+	log_info("%s", text);
+}
+
 static int tier_open_spill(struct daemon *d, char message[256])
 {
 	struct tier *tier = d->tier;
@@ -325,8 +343,10 @@ static int tier_open_spill(struct daemon *d, char message[256])
 			.gone = tier_gone,
 			.found = tier_found,
 			.arrived = tier_store_arrived,
-			.joined = tier_store_joined};
+			.joined = tier_store_joined,
+			.progress = tier_progress};
 	}
+	tier->opening_ns = loop_now();
 	r = spill_set_open(&tier->spill, opts, d->config.n_stores, message);
 	if (r < 0)
 		return r;

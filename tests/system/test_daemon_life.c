@@ -65,48 +65,63 @@ static int teardown(void **state)
 	return good ? 0 : -1;
 }
 
-/* A service manager's end of the notifications, in a child. Return (its exit status): 0: it was told how far the filling is, then
-   that all is there, and readiness only afterwards. */
-static int notified(int fd)
+/* A service manager's end of the notifications, in a child. Return (its exit status): 0: it was told all of these in this order, each
+   with more time, and readiness only afterwards. */
+static int notified(int fd, const char *const *told)
 {
-	bool filling = false, full = false;
 	char text[512];
 	ssize_t n;
 
 	while ((n = recv(fd, text, sizeof(text) - 1, 0)) > 0) {
 		text[n] = 0;
-		filling |= strstr(text, "EXTEND_TIMEOUT_USEC=") && strstr(text, "STATUS=populating the pool: ");
-		full |= strstr(text, "STATUS=populating the pool: 8 of 8 MiB") != NULL;
+		if (*told && strstr(text, *told) && strstr(text, "EXTEND_TIMEOUT_USEC="))
+			told++;
 		if (strstr(text, "READY=1"))
-			return filling && full ? 0 : 1;
+			return *told ? 1 : 0;
 	}
 	return 2;
 }
 
-static void while_memory_is_filled_the_service_manager_is_told_how_far_it_is(void **state)
+/* Start it with a service manager that listens. */
+static void start_notifying(struct host *host, const char *const *given, const char *const *told)
 {
-	struct host host;
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	struct timeval patience = {.tv_sec = 30};
 	int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), status = -1;
 	pid_t child;
 
-	(void)state;
-	assert_int_equal(host_open(&host, geteuid()), 0);
-	snprintf(address.sun_path, sizeof(address.sun_path), "%s/notify", host.dir);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/notify", host->dir);
+	unlink(address.sun_path);
 	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
 	assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)), 0);
 	fflush(NULL);
 	child = fork(); /* it reads while we wait for the daemon: a full queue would hold that up */
 	if (child == 0)
-		_exit(notified(fd));
+		_exit(notified(fd, told));
 	setenv("NOTIFY_SOCKET", address.sun_path, 1);
-	assert_int_equal(
-		host_start(&host, (const char *[]){"--pool", "8M", "--slab", "1M", "--spill", "off", NULL}), 0);
+	assert_int_equal(host_start(host, given), 0);
 	unsetenv("NOTIFY_SOCKET");
 	assert_int_equal(waitpid(child, &status, 0), child);
 	assert_int_equal(status, 0);
 	close(fd);
+}
+
+static void while_it_starts_the_service_manager_is_told_how_far_it_is(void **state)
+{
+	char spill[120];
+	const char *const given[] = {"--pool", "8M", "--slab", "1M", "--spill", spill, NULL};
+	struct host host;
+
+	(void)state;
+	assert_int_equal(host_open(&host, geteuid()), 0);
+	snprintf(spill, sizeof(spill), "%s:64M", host.dir);
+	start_notifying(&host, given,
+		(const char *const[]){"STATUS=populating the pool: ", "STATUS=populating the pool: 8 of 8 MiB",
+			"STATUS=taking over the blocks in memory", "STATUS=opening the spill store", NULL});
+	assert_int_equal(host_stop(&host), 0);
+	start_notifying(&host, given, /* with a store that has something to be looked at */
+		(const char *const[]){"STATUS=taking over the blocks in memory", "STATUS=opening the spill store",
+			"STATUS=finding what is in the spill store: ", NULL});
 	host_close(&host);
 }
 
@@ -1060,7 +1075,7 @@ static void a_socket_directory_that_may_not_be_written_is_named_with_the_way_out
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(while_memory_is_filled_the_service_manager_is_told_how_far_it_is),
+		cmocka_unit_test(while_it_starts_the_service_manager_is_told_how_far_it_is),
 		cmocka_unit_test(what_of_a_pool_is_no_whole_slab_is_told),
 		WITH_DAEMON(a_killed_client_leaves_no_pin_and_no_grant_behind_for_longer_than_two_seconds),
 		WITH_DAEMON(killed_clients_cost_the_daemon_nothing_in_the_end),
