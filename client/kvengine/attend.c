@@ -49,8 +49,7 @@ int attend_init(struct attend_state *a, const struct attend *how, struct kv_stor
 		a->attn.sink_tokens = ATTEND_SINKS;
 	}
 	a->mass = calloc(n_prompt + 1, sizeof(*a->mass));
-	a->lse = calloc((size_t)ATTEND_OBSERVED * n_heads, sizeof(*a->lse));
-	a->rows = calloc((size_t)geom->block_tokens * geom->n_kv_heads * geom->dim_k, sizeof(*a->rows));
+	a->head_mass = calloc(geom->n_kv_heads * (n_prompt + 1), sizeof(*a->head_mass));
 	a->summaries = calloc(n_blocks, sizeof(*a->summaries));
 	a->picks = calloc(n_blocks * geom->n_kv_heads, sizeof(*a->picks));
 	a->blocks = calloc(n_blocks, sizeof(*a->blocks));
@@ -58,7 +57,7 @@ int attend_init(struct attend_state *a, const struct attend *how, struct kv_stor
 	a->sum = calloc(rows * geom->dim_v + 1, sizeof(*a->sum));
 	a->part_lse = calloc(rows + 1, sizeof(*a->part_lse));
 	a->sum_lse = calloc(rows + 1, sizeof(*a->sum_lse));
-	if (a->mass && a->lse && a->rows && a->summaries && a->picks && a->blocks && a->part && a->sum && a->part_lse &&
+	if (a->mass && a->head_mass && a->summaries && a->picks && a->blocks && a->part && a->sum && a->part_lse &&
 		a->sum_lse)
 		return 0;
 	attend_deinit(a);
@@ -68,8 +67,7 @@ int attend_init(struct attend_state *a, const struct attend *how, struct kv_stor
 void attend_deinit(struct attend_state *a)
 {
 	free(a->mass);
-	free(a->lse);
-	free(a->rows);
+	free(a->head_mass);
 	free(a->summaries);
 	free(a->picks);
 	free(a->blocks);
@@ -167,38 +165,18 @@ static int sparse_select(struct attend_state *a, uint32_t layer, uint64_t first,
 
 /* ---- heavy ---- */
 
-/* exp(z - lse) of every key a row sees, added up over the observed rows, all heads and layers. */
-static void block_mass(struct attend_state *a, const struct kvattn_geom *geom, uint64_t pos, uint32_t n_keys,
-	uint64_t row_pos, const float *q, const float *lse)
-{
-	const uint32_t group = a->attn.n_q_heads / geom->n_kv_heads;
-	const float scale = 1 / sqrtf((float)geom->dim_k);
-
-	for (uint32_t i = 0; i < n_keys && pos + i <= row_pos; i++)
-		for (uint32_t h = 0; h < a->attn.n_q_heads; h++) {
-			const float *k = a->rows + ((size_t)i * geom->n_kv_heads + h / group) * geom->dim_k;
-			float z = 0;
-
-			for (uint32_t d = 0; d < geom->dim_k; d++)
-				z += q[h * geom->dim_k + d] * k[d];
-			a->mass[pos + i] += expf(z * scale - lse[h]);
-		}
-}
-
-/* Of the last rows of the prompt; their lse is there. */
-static int rows_mass(struct attend_state *a, uint32_t layer, uint64_t first, uint32_t n, const float *q, size_t stride)
+/* Attention of the prompt's last rows, and what they weigh each token, all heads and layers added up. */
+static int observe(struct attend_state *a, uint32_t layer, struct kvattn_seq *seq)
 {
 	const struct kvattn_geom *geom = &a->store->geom[layer];
-	int r = 0;
+	int r;
 
-	for (uint64_t b = 0; r == 0 && b < a->table.n_blocks; b++) {
-		const uint64_t pos = b * geom->block_tokens, left = a->table.n_tokens - pos;
-		const uint32_t n_keys = left < geom->block_tokens ? (uint32_t)left : geom->block_tokens;
-
-		r = kvattn_get(geom, a->table.blocks[b], 0, n_keys, a->rows, 0, NULL, 0);
-		for (uint32_t i = 0; r == 0 && i < n; i++)
-			block_mass(a, geom, pos, n_keys, first + i, q + i * stride, a->lse + i * a->attn.n_q_heads);
-	}
+	memset(a->head_mass, 0, geom->n_kv_heads * a->n_prompt * sizeof(*a->head_mass));
+	seq->mass = a->head_mass;
+	seq->mass_stride = a->n_prompt;
+	r = kvattn_attend(geom, seq, 1, &a->attn);
+	for (uint64_t i = 0; r == 0 && i < geom->n_kv_heads * a->n_prompt; i++)
+		a->mass[i % a->n_prompt] += a->head_mass[i];
 	return r;
 }
 
@@ -282,11 +260,9 @@ int attend_rows(
 		r = kvattn_attend(&a->store->geom[layer], &seq, 1, &a->attn);
 	if (r < 0 || !observed)
 		return r;
-	/* once more for the last rows alone, for their lse: the same bits, and no room for the others' */
+	/* once more for the last rows alone: the same bits, and their attention mass */
 	seq.n_q = n < ATTEND_OBSERVED ? n : ATTEND_OBSERVED;
 	seq.q = q + (n - seq.n_q) * stride;
 	seq.out = out + (n - seq.n_q) * stride;
-	seq.lse = a->lse;
-	r = kvattn_attend(&a->store->geom[layer], &seq, 1, &a->attn);
-	return r < 0 ? r : rows_mass(a, layer, first + n - seq.n_q, (uint32_t)seq.n_q, seq.q, stride);
+	return observe(a, layer, &seq);
 }

@@ -43,8 +43,7 @@ struct attend_state {
 	bool decoding;
 	uint64_t seen, there; /* blocks attended to and blocks there were, by the rows since the prompt, all layers */
 	float *mass; /* heavy: by token of the prompt */
-	float *lse;
-	float *rows; /* a block's K */
+	float *head_mass; /* of one layer: [n_kv_heads][n_prompt] */
 	const float **summaries;
 	uint64_t *picks, *blocks;
 	float *part, *sum, *part_lse, *sum_lse; /* piece by piece: [rows][n_heads][dim_v] and [rows][n_heads], dense */
