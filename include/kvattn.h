@@ -24,7 +24,7 @@
  * so a window of W shows min(p + 1, W) keys, itself included.  A hidden key is skipped, never multiplied by zero: NaN
  * or infinity in its bytes do no harm; a score of minus infinity hides its key too.  A row that sees nothing gives
  * zeros, and lse = -INFINITY (without a sink).  Scores, softmax and all sums are f32, so each f16 or bf16 value counts
- * exactly.
+ * exactly.  (With AMX queries and weights of BF16 in TILED are rounded to sixteen significant bits.)
  *
  * Promise: on one instruction set (kvattn_isa_name()) the bits of a query row's result depend on that row, its
  * position, the options and the visible keys with their positions alone: not on how queries are cut into calls, what
@@ -35,8 +35,10 @@
  *
  * Threads: every call may run in any number of threads at once, also after fork(); nothing blocks but the wait of
  * kvattn_attend() for its own threads.  No call keeps a pointer.  Calls return 0 or a negative errno and then have
- * written nothing the caller may rely on.  Environment: KVATTN_ISA=scalar|avx2|avx512|avx512vnni caps the instruction set, read
- * once.
+ * written nothing the caller may rely on.  Environment: KVATTN_ISA=scalar|avx2|avx512|avx512vnni|avx512amx caps the instruction
+ * set, read once.  With AMX the first call asks the system for the tiles' state, for the whole process: from then on an
+ * alternate signal stack must have room for it (getauxval(AT_MINSIGSTKSZ)), or sigaltstack() fails; where there is a
+ * smaller one already, and where it is refused, AMX is not used.
  */
 #ifndef KVATTN_H
 #define KVATTN_H
@@ -60,7 +62,7 @@ extern "C" {
 /** kvattn_version() - of the library at run time: major << 16 | minor */
 KVATTN_API uint32_t kvattn_version(void);
 
-/** kvattn_isa_name() - "scalar", "avx2" (with FMA and F16C), "avx512" (F, BW, DQ, VL) or "avx512vnni" (and VBMI) */
+/** kvattn_isa_name() - "scalar", "avx2" (with FMA and F16C), "avx512" (F, BW, DQ, VL), "avx512vnni" (and VBMI) or "avx512amx" (and AMX) */
 KVATTN_API const char *kvattn_isa_name(void);
 
 /* ---- Where K and V lie ---- */
@@ -92,7 +94,9 @@ enum kvattn_layout {
  * TILED: a head's tokens are cut into tiles of T = min(16, block_tokens) tokens, tile i of head h lies at
  * block + k_off + i * k_token_stride + h * k_head_stride, V's likewise.  In K's tile dim d of token t is element
  * d * T + t.  V's dims are rounded up to 16 and cut into chunks of 64; in its tile dim d of token t of chunk c is element
- * c * 64 * T + t * (dims of the chunk) + d % 64.  I8 has T scales (f32) behind the elements, at a multiple of 4 bytes;
+ * c * 64 * T + t * (dims of the chunk) + d % 64.  BF16 lies in pairs: K's element d of token t is number
+ * d / 2 * 2 * T + 2 * t + d % 2, dims rounded up to 2; V's number c * 64 * U + t / 2 * 2 * (dims of the chunk) + 2 * (d % 64)
+ * + t % 2, U being T rounded up to 2 (T = 1: as the others).  I8 has T scales (f32) behind the elements, at a multiple of 4 bytes;
  * its offsets and strides are multiples of 4; so are I4's.  I4 has codes of four bits, then steps, then least values, both
  * f16.  K: byte (d / 2) * T + t holds dims d (low half) and d + 1 (high), a group is a dim of a tile, groups are numbered
  * by dim, rounded up to 16.  V: a token's dims of a chunk are 16-byte pieces of 32 dims, byte i holds dims i and i + 16, a

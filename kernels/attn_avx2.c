@@ -45,6 +45,15 @@ VEC vec vec_load_bf16(const uint16_t *p)
 	return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 
+/* The low or the high ones of eight pairs. */
+VEC vec vec_load_bf16_of(const uint16_t *pairs, bool high)
+{
+	const __m256i both = _mm256_loadu_si256((const __m256i *)(const void *)pairs);
+
+	return _mm256_castsi256_ps(
+		high ? _mm256_and_si256(both, _mm256_set1_epi32((int)0xffff0000)) : _mm256_slli_epi32(both, 16));
+}
+
 VEC vec vec_load_i8(const int8_t *p)
 {
 	return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
@@ -129,6 +138,14 @@ VEC vec vec_copysign(vec magnitude, vec sign)
 	return _mm256_or_ps(magnitude, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f)));
 }
 
+/* The nearest number of sixteen significant bits. */
+VEC vec vec_short(vec a)
+{
+	const __m256i up = _mm256_add_epi32(_mm256_castps_si256(a), _mm256_set1_epi32(0x80));
+
+	return _mm256_castsi256_ps(_mm256_and_si256(up, _mm256_set1_epi32((int)0xffffff00)));
+}
+
 VEC vec vec_round(vec a)
 {
 	return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -200,10 +217,12 @@ VEC void vec_store_sums(float *p, vec a, vec b, vec c, vec d)
 #include "attn_tmpl.h"
 #include "attn_tiled.h"
 
+TILED_ISA(vectors, TILED_VECTORS)
+
 const struct attn_isa attn_isa_avx2 = {
 	.name = "avx2",
-	.scratch_bytes = tmpl_scratch_bytes,
-	.part = isa_part,
+	.scratch_bytes = scratch_by_vectors,
+	.part = part_by_vectors,
 	.store = tmpl_store,
 	.load = tmpl_load,
 };

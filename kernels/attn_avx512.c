@@ -1,5 +1,5 @@
 /*
- * attn_avx512.c - attention with AVX-512 (F, BW, DQ, VL, and VNNI with VBMI): sixteen lanes, thirty-two registers
+ * attn_avx512.c - attention with AVX-512 (F, BW, DQ, VL; VNNI with VBMI; AMX): sixteen lanes, thirty-two registers
  *
  * Entered only through dispatch.c, on processors and systems that have all of it.
  */
@@ -14,7 +14,7 @@
 #define KEY_VECS 4 /* TILED: vectors of keys at a time */
 #define VALUE_ROWS 4
 #define VALUE_VECS 4 /* 16 sums, 4 values, a weight */
-#define TILED_BYTES /* see attn_isa_avx512vnni */
+#define TILED_BYTES /* and pairs, see the end */
 #define VEC TARGET static inline __attribute__((always_inline))
 
 typedef __m512 vec;
@@ -44,6 +44,15 @@ VEC vec vec_load_bf16(const uint16_t *p)
 	const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
 
 	return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+
+/* The low or the high ones of sixteen pairs. */
+VEC vec vec_load_bf16_of(const uint16_t *pairs, bool high)
+{
+	const __m512i both = _mm512_loadu_si512(pairs);
+
+	return _mm512_castsi512_ps(
+		high ? _mm512_and_si512(both, _mm512_set1_epi32((int)0xffff0000)) : _mm512_slli_epi32(both, 16));
 }
 
 VEC vec vec_load_i8(const int8_t *p)
@@ -129,6 +138,14 @@ VEC vec vec_copysign(vec magnitude, vec sign)
 	return _mm512_or_ps(magnitude, _mm512_and_ps(sign, _mm512_set1_ps(-0.0f)));
 }
 
+/* The nearest number of sixteen significant bits. */
+VEC vec vec_short(vec a)
+{
+	const __m512i up = _mm512_add_epi32(_mm512_castps_si512(a), _mm512_set1_epi32(0x80));
+
+	return _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32((int)0xffffff00)));
+}
+
 VEC vec vec_round(vec a)
 {
 	return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -190,21 +207,18 @@ VEC void vec_store_sums(float *p, vec a, vec b, vec c, vec d)
 #include "attn_tmpl.h"
 #include "attn_tiled.h"
 
-const struct attn_isa attn_isa_avx512 = {
-	.name = "avx512",
-	.scratch_bytes = tmpl_scratch_bytes,
-	.part = isa_part,
-	.store = tmpl_store,
-	.load = tmpl_load,
-};
+#define AVX512_ISA(way, best) \
+	TILED_ISA(way, best) \
+	const struct attn_isa attn_isa_avx512##way = { \
+		.name = "avx512" #way, \
+		.scratch_bytes = scratch_by_##way, \
+		.part = part_by_##way, \
+		.store = tmpl_store, \
+		.load = tmpl_load, \
+	}
 
-/* The same with VNNI and VBMI: products of bytes for I8. */
-const struct attn_isa attn_isa_avx512vnni = {
-	.name = "avx512vnni",
-	.scratch_bytes = tmpl_scratch_bytes,
-	.part = isa_part_bytes,
-	.store = tmpl_store,
-	.load = tmpl_load,
-};
+AVX512_ISA(, TILED_VECTORS);
+AVX512_ISA(vnni, TILED_CODES); /* and VBMI: products of bytes for I8 */
+AVX512_ISA(amx, TILED_PAIRS); /* and AMX: products of tiles of bf16 for the other types */
 
 #endif

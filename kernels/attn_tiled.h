@@ -34,7 +34,7 @@ struct tiled {
 	size_t k_bytes, v_bytes; /* of a tile in blocks */
 	size_t fetch_lines; /* I4: lines of the next pass's tile for each sixteen dims of this one */
 	size_t ahead; /* bytes of a stream that are asked for before they are used */
-	bool k_codes, v_codes; /* codes of I8 are multiplied as they are, see attn_bytes.h */
+	enum tiled_way k_way, v_way;
 	struct tile tiles[SPLIT_STEPS];
 	bool sight[SPLIT_STEPS];
 };
@@ -232,9 +232,29 @@ INLINE vec elems_vec(const int type, const char *at, size_t i)
 	return row_vec(type, at, i);
 }
 
+/* Tokens @i and on of dim @d of a tile's K, @at: where its pair of dims begins, or itself. */
+INLINE vec key_vec(const int type, const char *at, uint32_t d, size_t i)
+{
+	if (type == KVATTN_BF16)
+		return vec_load_bf16_of((const uint16_t *)(const void *)at + 2 * i, d % 2);
+	return elems_vec(type, at, i);
+}
+
+/* Dims @i and on of token @t of V, @at: where its pair of tokens begins, or itself. */
+INLINE vec value_vec(const int type, const char *at, uint32_t t, size_t i)
+{
+	return key_vec(type, at, t, i);
+}
+
+/* How far element @i of those that lie in pairs is from where its pair begins. */
+INLINE uint32_t pair_less(const int type, uint32_t i)
+{
+	return type == KVATTN_BF16 ? i % 2 : 0;
+}
+
 /* @n dims (all of these constants) at @k and on: scores of @n_rows rows with @n_streams subtiles.  @q: [dim][n_rows] */
-INLINE void scores_dims(const int type, const int n_rows, const uint32_t n_streams, const uint32_t n, const size_t step,
-	const float *q, const char *const *k, size_t at, const char *const *soon, size_t soon_at,
+INLINE void scores_dims(const int type, const int n_rows, const uint32_t n_streams, const uint32_t n, const uint32_t d0,
+	const size_t step, const float *q, const char *const *k, size_t at, const char *const *soon, size_t soon_at,
 	vec sum[KEY_ROWS][KEY_VECS])
 {
 	const uint32_t dim_bytes = elem_bytes(type) * SUB_TOKENS, line_dims = dim_bytes >= 64 ? 1 : 64 / dim_bytes;
@@ -246,8 +266,8 @@ INLINE void scores_dims(const int type, const int n_rows, const uint32_t n_strea
 		if (soon && i % line_dims == 0)
 			UNROLL for (uint32_t s = 0; s < n_streams; s++)
 				__builtin_prefetch(soon[s] + soon_at + i * dim_bytes);
-		UNROLL for (uint32_t j = 0; j < n_streams * SUB_VECS; j++) key[j] =
-			elems_vec(type, k[j / SUB_VECS] + at + i * step, j % SUB_VECS * LANES);
+		UNROLL for (uint32_t j = 0; j < n_streams * SUB_VECS; j++) key[j] = key_vec(type,
+			k[j / SUB_VECS] + at + i * step - pair_less(type, d0 + i) * step, d0 + i, j % SUB_VECS * LANES);
 		UNROLL for (int r = 0; r < n_rows; r++)
 		{
 			const vec query = vec_set1(q[i * (uint32_t)n_rows + (uint32_t)r]);
@@ -273,10 +293,10 @@ INLINE void scores_take(const int type, const bool wide, const int n_rows, const
 
 		if (fetch)
 			soon = (d * dim_bytes < fetch->turn ? fetch->own : fetch->next) + s0;
-		scores_dims(type, n_rows, n_streams, DIM_STEP, step, q, k, d * step, soon, d * dim_bytes, sum);
+		scores_dims(type, n_rows, n_streams, DIM_STEP, 0, step, q, k, d * step, soon, d * dim_bytes, sum);
 	}
 	for (; d < dim; d++, q += (uint32_t)n_rows)
-		scores_dims(type, n_rows, n_streams, 1, step, q, k, d * step, NULL, 0, sum);
+		scores_dims(type, n_rows, n_streams, 1, d, step, q, k, d * step, NULL, 0, sum);
 	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t j = 0; j < n_streams * SUB_VECS; j++)
 		vec_store(score + r * ATTN_TILE + j * LANES, sum[r][j]);
 }
@@ -330,9 +350,9 @@ TARGET static void scores_scale(const struct work *w, const struct lanes *k)
 /* One token of one stream, @n_vecs vectors of a chunk. */
 #define TURN(t, s) \
 	do { \
-		const char *row = v[s] + (t)*step; \
+		const char *row = v[s] + ((t)-pair_less(type, t)) * step; \
 		vec value[VALUE_VECS]; \
-		UNROLL for (int j = 0; j < n_vecs; j++) value[j] = elems_vec(type, row, dim0 + j * LANES); \
+		UNROLL for (int j = 0; j < n_vecs; j++) value[j] = value_vec(type, row, t, dim0 + j * LANES); \
 		UNROLL for (int r = 0; r < n_rows; r++) \
 		{ \
 			const vec by = vec_set1(weight[r * ATTN_TILE + (s)*SUB_TOKENS + (t)]); \
@@ -349,18 +369,20 @@ INLINE void turns_take(const int type, const int n_rows, const int n_vecs, const
 
 	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int j = 0; j < n_vecs; j++) sum[r][j] = vec_zero();
 	if (all) {
-		for (uint32_t t = 0; t < SUB_TOKENS; t++) {
-			const size_t at = t * step + dim0 * elem_bytes(type);
-			const char *const *soon = at < turn ? own : next;
-
-			UNROLL for (uint32_t s = 0; s < STREAMS; s++)
+		for (uint32_t t2 = 0; t2 < SUB_TOKENS; t2 += 2)
+			UNROLL for (uint32_t t = t2; t < t2 + 2; t++)
 			{
-				if (own)
-					UNROLL for (uint32_t o = 0; o < n_vecs * LANES * elem_bytes(type); o += 64)
-						__builtin_prefetch(soon[s] + at + o);
-				TURN(t, s);
+				const size_t at = t * step + dim0 * elem_bytes(type);
+				const char *const *soon = at < turn ? own : next;
+
+				UNROLL for (uint32_t s = 0; s < STREAMS; s++)
+				{
+					if (own)
+						UNROLL for (uint32_t o = 0; o < n_vecs * LANES * elem_bytes(type);
+							    o += 64) __builtin_prefetch(soon[s] + at + o);
+					TURN(t, s);
+				}
 			}
-		}
 	} else {
 		for (; mask; mask &= mask - 1) {
 			const uint32_t i = (uint32_t)__builtin_ctzll(mask);
@@ -492,7 +514,10 @@ TARGET static void weights_scale(const struct work *w, const struct lanes *v)
 		for (uint32_t d = 0; d < x->k.dim; d++) \
 			for (uint32_t j = 0; j < ATTN_TILE; j += LANES) \
 				vec_store(to + d * ATTN_TILE + j, \
-					elems_vec(type, k->base[j / SUB_TOKENS], d * SUB_TOKENS + j % SUB_TOKENS)); \
+					key_vec(type, \
+						k->base[j / SUB_TOKENS] + (size_t)(d - pair_less(type, d)) * \
+										  SUB_TOKENS * elem_bytes(type), \
+						d, j % SUB_TOKENS)); \
 	} \
 	TARGET static void widen_v_##name(const struct tiled *x, const struct lanes *v, float *to) \
 	{ \
@@ -503,8 +528,12 @@ TARGET static void weights_scale(const struct work *w, const struct lanes *v)
 \
 			for (uint32_t i = 0; i < ATTN_TILE; i++) \
 				vec_store(to + (size_t)i * dim + d, \
-					elems_vec(type, v->base[i % STREAMS], \
-						(size_t)c * SUB_TOKENS + i / STREAMS * n + d - c)); \
+					value_vec(type, \
+						v->base[i % STREAMS] + \
+							((size_t)c * SUB_TOKENS + \
+								(i / STREAMS - pair_less(type, i / STREAMS)) * n) * \
+								elem_bytes(type), \
+						i / STREAMS, d - c)); \
 		} \
 	}
 
@@ -670,6 +699,36 @@ static void bytes_turns(const struct tiled *x, const struct lanes *v, const stru
 }
 #endif
 
+#if defined(TILED_BYTES)
+#include "attn_amx.h"
+#else
+static void amx_queries(const struct tiled *x)
+{
+	(void)x;
+}
+
+static void amx_begin(uint32_t rows)
+{
+	(void)rows;
+}
+
+static void amx_end(void)
+{
+}
+
+static void amx_scores(
+	const struct tiled *x, const struct tile *tile, uint32_t h, const struct lanes *k, const struct fetch *fetch)
+{
+	(void)x, (void)tile, (void)h, (void)k, (void)fetch;
+}
+
+static void amx_turns(
+	const struct tiled *x, const struct tile *tile, uint32_t h, const struct lanes *v, const struct fetch *fetch)
+{
+	(void)x, (void)tile, (void)h, (void)v, (void)fetch;
+}
+#endif
+
 /* ---- A step of one head ---- */
 
 /* Many rows: K and V are widened to f32 once for all of them. */
@@ -734,11 +793,13 @@ TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t n
 		fetch_k.next[s] = v.base[s];
 		fetch_v.next[s] = stream_next(x, next_step, head0 + next_h, s, k.base[s]);
 	}
-	if (!w->widen) {
+	if (!w->widen || x->k_way == TILED_PAIRS)
 		fetch_set(&fetch_k, x, &k, x->k_bytes);
+	if (!w->widen || x->v_way == TILED_PAIRS)
 		fetch_set(&fetch_v, x, &v, x->v_bytes);
-	}
-	if (x->k_codes) {
+	if (x->k_way == TILED_PAIRS) {
+		amx_scores(x, tile, h, &k, &fetch_k);
+	} else if (x->k_way == TILED_CODES) {
 		bytes_scores(x, h, &k, w->widen ? NULL : &fetch_k, one_stream);
 	} else if (w->widen) {
 		keys_widen(x, tile, head0 + h, &k, &fetch_k);
@@ -755,7 +816,11 @@ TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t n
 	rows_weigh(w, tile, h, w->seen + (size_t)i * w->part->rows.n_q, true);
 	if (v.scale[0])
 		weights_scale(w, &v);
-	if (x->v_codes) {
+	if (x->v_way == TILED_PAIRS) {
+		amx_turns(x, tile, h, &v, &fetch_v);
+		return;
+	}
+	if (x->v_way == TILED_CODES) {
 		bytes_turns(x, &v, w->widen ? NULL : &fetch_v, h);
 		return;
 	}
@@ -794,46 +859,49 @@ static void group_take(struct tiled *x, uint32_t first)
 	}
 }
 
-/* @bytes: the processor multiplies codes as they are */
-static void tiled_part(const struct attn_part *part, bool bytes)
+/* @best: what the processor has */
+static void tiled_part(const struct attn_part *part, enum tiled_way best)
 {
 	const struct kvattn_geom *geom = &part->call->geom;
 	struct tiled x = {.k = geom_tensor_k(geom), .v = geom_tensor_v(geom), .ahead = AHEAD_BYTES};
 
-	x.k_codes = bytes && x.k.type == KVATTN_I8;
-	x.v_codes = bytes && x.v.type == KVATTN_I8;
-	work_init(part, &x.w);
-	if (x.k_codes)
+	x.k_way = tiled_way(x.k.type, best);
+	x.v_way = tiled_way(x.v.type, best);
+	work_init(part, best, &x.w);
+	if (x.k_way == TILED_PAIRS)
+		amx_queries(&x);
+	else if (x.k_way == TILED_CODES)
 		bytes_queries(&x.w);
 	else
 		queries_turn(&x.w);
 	x.k_bytes = attn_round_up(tiled_bytes(x.k.type, x.k.dim, TILED_TOKENS, false), TILED_ALIGN);
 	x.v_bytes = attn_round_up(tiled_bytes(x.v.type, x.v.dim, TILED_TOKENS, true), TILED_ALIGN);
 	x.w.widen = tiled_wide(part->call, x.w.rows);
+	x.w.shorten = x.v_way == TILED_PAIRS;
 	x.fetch_lines = (x.k_bytes > x.v_bytes ? x.k_bytes : x.v_bytes) * SUB_TOKENS / 64 /
 				(x.k.dim < x.v.dim ? x.k.dim : x.v.dim) +
 			1;
 	tiled_find(&x);
 	tiled_sight(&x);
+	if (best == TILED_PAIRS)
+		amx_begin(x.w.rows);
 	for (uint32_t i = 0; i < SPLIT_STEPS; i += GROUP_STEPS)
 		group_take(&x, i);
+	if (best == TILED_PAIRS)
+		amx_end();
 	work_total(&x.w);
 }
 
-static void isa_part(const struct attn_part *part)
-{
-	if (part->call->geom.layout == KVATTN_TILED)
-		tiled_part(part, false);
-	else
-		tmpl_part(part);
-}
-
-#if defined(TILED_BYTES)
-static void isa_part_bytes(const struct attn_part *part)
-{
-	if (part->call->geom.layout == KVATTN_TILED)
-		tiled_part(part, true);
-	else
-		tmpl_part(part);
-}
-#endif
+/* The two entries of a way: a part, and the scratch it wants. */
+#define TILED_ISA(way, best) \
+	static void part_by_##way(const struct attn_part *part) \
+	{ \
+		if (part->call->geom.layout == KVATTN_TILED) \
+			tiled_part(part, best); \
+		else \
+			tmpl_part(part); \
+	} \
+	static size_t scratch_by_##way(const struct attn_call *call, uint32_t rows_all, uint32_t rows) \
+	{ \
+		return scratch_layout(call, rows_all, rows, best, NULL, NULL); \
+	}

@@ -36,6 +36,8 @@
 #endif
 
 #define WIDEN_ROWS 12u /* from this many rows on a tile is widened to f32 once instead of with each use */
+#define AMX_PARTS 2u /* see attn_amx.h */
+#define AMX_PART_ROWS 8u /* rows in a tile, each with its parts */
 #define AHEAD_BYTES 2048u /* how far a stream is prefetched: all four must fit the first-level cache beside the sums */
 
 /* Where subtile @s of tile @t begins in its split. */
@@ -77,6 +79,7 @@ struct work {
 	uint32_t k_pad, v_pad; /* dims rounded up to LANES */
 	uint32_t rows; /* of one head */
 	bool widen;
+	bool shorten; /* weights to sixteen bits, see attn_amx.h */
 	float *q; /* [heads][rows][k_pad] */
 	float *sum; /* [heads][rows][LANES] */
 	float *weight; /* [rows][ATTN_TILE]: scores, then weights */
@@ -88,6 +91,16 @@ struct work {
 	float *q_step, *w_step; /* of what steps they are, by row */
 	int32_t *q_less; /* [row][digit]: what their sums begin with */
 	int32_t *w_less; /* [row][LANES], a digit's in four of them */
+	uint16_t *q_parts, *w_parts; /* attn_amx.h: queries and weights as parts of bf16 */
+	char *k_rest, *v_finite; /* a step's last dims of K, V without what is not finite */
+	float *product; /* of a tile of rows */
+};
+
+/* How K or V of a tile are multiplied. */
+enum tiled_way {
+	TILED_VECTORS, /* as f32 */
+	TILED_CODES, /* I8: bytes with bytes, see attn_bytes.h */
+	TILED_PAIRS, /* BF16: pairs with pairs, see attn_amx.h */
 };
 
 /* ---- Memory ---- */
@@ -99,8 +112,16 @@ static bool tiled_wide(const struct attn_call *call, uint32_t rows)
 	       (rows >= WIDEN_ROWS || call->geom.type_k == KVATTN_I4 || call->geom.type_v == KVATTN_I4);
 }
 
-static size_t scratch_layout(
-	const struct attn_call *call, uint32_t rows_all, uint32_t rows, struct work *w, char *memory)
+/* @best: the best way this processor has */
+static enum tiled_way tiled_way(uint32_t type, enum tiled_way best)
+{
+	const enum tiled_way own = type == KVATTN_I8 ? TILED_CODES : type == KVATTN_BF16 ? TILED_PAIRS : TILED_VECTORS;
+
+	return own <= best ? own : TILED_VECTORS;
+}
+
+static size_t scratch_layout(const struct attn_call *call, uint32_t rows_all, uint32_t rows, enum tiled_way best,
+	struct work *w, char *memory)
 {
 	const bool tiled = call->geom.layout == KVATTN_TILED;
 	const size_t k_pad = attn_round_up(call->geom.dim_k, ATTN_PAD_FLOATS);
@@ -133,16 +154,24 @@ static size_t scratch_layout(
 		TAKE(w_step, float, rows);
 		TAKE(w_less, int32_t, (size_t)rows * LANES);
 	}
+	if (tiled && tiled_way(call->geom.type_k, best) == TILED_PAIRS) {
+		/* each head's rows to whole tiles */
+		TAKE(q_parts, uint16_t,
+			(rows_all + AMX_PART_ROWS * (size_t)call->geom.n_kv_heads) * AMX_PARTS *
+				attn_round_up(k_pad, 32));
+		TAKE(k_rest, char, STREAMS * 1024);
+	}
+	if (tiled && tiled_way(call->geom.type_v, best) == TILED_PAIRS) {
+		TAKE(w_parts, uint16_t, AMX_PART_ROWS * AMX_PARTS * ATTN_TILE);
+		TAKE(v_finite, char, ATTN_TILE *v_pad * sizeof(uint16_t));
+	}
+	if (tiled && best == TILED_PAIRS)
+		TAKE(product, float, AMX_PART_ROWS *AMX_PARTS *(v_pad > ATTN_TILE ? v_pad : ATTN_TILE));
 #undef TAKE
 	return at;
 }
 
-static size_t tmpl_scratch_bytes(const struct attn_call *call, uint32_t rows_all, uint32_t rows)
-{
-	return scratch_layout(call, rows_all, rows, NULL, NULL);
-}
-
-static void work_init(const struct attn_part *part, struct work *w)
+static void work_init(const struct attn_part *part, enum tiled_way best, struct work *w)
 {
 	const struct attn_call *call = part->call;
 	const uint32_t rows = part->rows.n_q * call->group, rows_all = rows * part->rows.n_heads;
@@ -154,7 +183,7 @@ static void work_init(const struct attn_part *part, struct work *w)
 		.rows = rows,
 		.widen = rows >= WIDEN_ROWS,
 	};
-	scratch_layout(call, rows_all, rows, w, part->scratch);
+	scratch_layout(call, rows_all, rows, best, w, part->scratch);
 	memset(part->state.acc, 0, (size_t)rows_all * call->acc_floats * sizeof(float));
 	memset(w->sum, 0, (size_t)rows_all * LANES * sizeof(float));
 	for (uint32_t r = 0; r < rows_all; r++)
@@ -495,9 +524,9 @@ INLINE void row_shrink(float *acc, uint32_t n, float *sum, float from, float to)
 	vec_store(sum, vec_mul(vec_load(sum), shrink));
 }
 
-/* Scores to weights, in place; returns the keys that count: those of @seen whose score is not minus infinity. */
-INLINE uint64_t row_weigh(
-	const struct bend *bend, float *z, uint64_t seen, float *m, float *sum, float *acc, uint32_t acc_floats)
+/* Scores to weights, in place, of sixteen bits if @shorten; returns the keys that count: those of @seen whose score is not minus infinity. */
+INLINE uint64_t row_weigh(const struct bend *bend, float *z, uint64_t seen, bool shorten, float *m, float *sum,
+	float *acc, uint32_t acc_floats)
 {
 	const vec hidden = vec_set1(-INFINITY);
 	vec x[ATTN_TILE / LANES], top = hidden, total;
@@ -522,8 +551,10 @@ INLINE uint64_t row_weigh(
 	total = vec_load(sum);
 	UNROLL for (uint32_t i = 0; i < ATTN_TILE / LANES; i++)
 	{
-		const vec weight = exp_vec(vec_sub(x[i], vec_set1(*m)));
+		vec weight = exp_vec(vec_sub(x[i], vec_set1(*m)));
 
+		if (shorten)
+			weight = vec_short(weight);
 		total = vec_add(total, weight);
 		vec_store(z + i * LANES, weight);
 	}
@@ -581,7 +612,7 @@ TARGET static void rows_weigh(
 		const uint32_t at = h * w->rows + r;
 
 		bend_row(w, tile, h, r, &bend);
-		w->mask[r] = row_weigh(&bend, w->weight + (size_t)r * ATTN_TILE, seen[r / call->group],
+		w->mask[r] = row_weigh(&bend, w->weight + (size_t)r * ATTN_TILE, seen[r / call->group], w->shorten,
 			&part->state.m[at], w->sum + (size_t)at * LANES,
 			part->state.acc + (size_t)at * call->acc_floats, call->acc_floats);
 	}
@@ -858,7 +889,7 @@ static void tmpl_part(const struct attn_part *part)
 	struct tile tiles[2];
 	struct work w;
 
-	work_init(part, &w);
+	work_init(part, TILED_VECTORS, &w);
 	work_load_queries(&w);
 	tile_find(part, 0, &tiles[0]);
 	for (uint32_t t = 0; t < ATTN_SPLIT / ATTN_TILE; t++) {

@@ -14,13 +14,20 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define ARCH_REQ_XCOMP_PERM 0x1023 /* asm/prctl.h of Linux 5.16 */
 
 #define LEAF1_ECX_NEEDED (1u << 12 | 1u << 27 | 1u << 28 | 1u << 29) /* FMA, OSXSAVE, AVX, F16C */
 #define LEAF7_EBX_AVX2 (1u << 5)
 #define LEAF7_EBX_AVX512 (1u << 16 | 1u << 17 | 1u << 30 | 1u << 31) /* F, DQ, BW, VL */
 #define LEAF7_ECX_VNNI (1u << 1 | 1u << 11) /* VBMI, VNNI */
+#define LEAF7_EDX_AMX (1u << 22 | 1u << 24) /* BF16, TILE */
 #define XCR0_AVX 0x6u /* XMM, YMM */
 #define XCR0_AVX512 0xe6u /* XMM, YMM, mask registers, ZMM 0-15 high halves, ZMM 16-31 */
+#define XCR0_AMX 0x600e6u /* those, the shape of tiles, tiles */
+#define TILE_DATA 18 /* the last one's bit */
 
 static uint32_t xcr0(void)
 {
@@ -41,7 +48,14 @@ enum cpu_level cpu_level(void)
 		return CPU_SCALAR;
 	if ((saved & XCR0_AVX512) != XCR0_AVX512 || (b & LEAF7_EBX_AVX512) != LEAF7_EBX_AVX512)
 		return CPU_AVX2;
-	return (c & LEAF7_ECX_VNNI) == LEAF7_ECX_VNNI ? CPU_AVX512VNNI : CPU_AVX512;
+	if ((c & LEAF7_ECX_VNNI) != LEAF7_ECX_VNNI)
+		return CPU_AVX512;
+	return (saved & XCR0_AMX) == XCR0_AMX && (d & LEAF7_EDX_AMX) == LEAF7_EDX_AMX ? CPU_AVX512AMX : CPU_AVX512VNNI;
+}
+
+bool cpu_amx_grant(void)
+{
+	return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
 }
 
 #else
@@ -49,6 +63,11 @@ enum cpu_level cpu_level(void)
 enum cpu_level cpu_level(void)
 {
 	return CPU_SCALAR;
+}
+
+bool cpu_amx_grant(void)
+{
+	return false;
 }
 
 #endif

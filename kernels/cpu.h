@@ -2,6 +2,7 @@
 #ifndef KVATTN_CPU_H
 #define KVATTN_CPU_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum cpu_level {
@@ -9,10 +10,18 @@ enum cpu_level {
 	CPU_AVX2, /* AVX2, FMA, F16C; the system saves the 256-bit registers */
 	CPU_AVX512, /* and AVX512 F, BW, DQ, VL; the system saves the 512-bit and mask registers */
 	CPU_AVX512VNNI, /* and AVX512 VNNI, VBMI */
+	CPU_AVX512AMX, /* and AMX TILE, BF16, if cpu_amx_grant() says so */
 };
 
 /** cpu_level() - the best level whose every instruction and register state is really there */
 enum cpu_level cpu_level(void);
+
+/**
+ * cpu_amx_grant() - ask the system for the state of tiles, for all threads of the process, for ever
+ *
+ * From then on the kernel wants room for them on alternate signal stacks: a sigaltstack() of less is refused.
+ */
+bool cpu_amx_grant(void);
 
 /** cpu_count() - processors this process may keep busy: the affinity set, bounded by the cgroup's quota; at least 1 */
 uint32_t cpu_count(void);

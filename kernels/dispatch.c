@@ -18,7 +18,7 @@ static _Atomic(const struct attn_isa *) chosen;
 static enum cpu_level level_allowed(enum cpu_level level)
 {
 	const char *name = getenv("KVATTN_ISA");
-	enum cpu_level cap = CPU_AVX512VNNI;
+	enum cpu_level cap = CPU_AVX512AMX;
 
 	if (name && strcmp(name, "scalar") == 0)
 		cap = CPU_SCALAR;
@@ -26,13 +26,17 @@ static enum cpu_level level_allowed(enum cpu_level level)
 		cap = CPU_AVX2;
 	else if (name && strcmp(name, "avx512") == 0)
 		cap = CPU_AVX512;
+	else if (name && strcmp(name, "avx512vnni") == 0)
+		cap = CPU_AVX512VNNI;
 	return level < cap ? level : cap;
 }
 
 static const struct attn_isa *isa_of(enum cpu_level level)
 {
 #if defined(__x86_64__)
-	if (level == CPU_AVX512VNNI)
+	if (level == CPU_AVX512AMX && cpu_amx_grant())
+		return &attn_isa_avx512amx;
+	if (level >= CPU_AVX512VNNI)
 		return &attn_isa_avx512vnni;
 	if (level == CPU_AVX512)
 		return &attn_isa_avx512;

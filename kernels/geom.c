@@ -230,12 +230,29 @@ static void strided_copy(uint32_t elem, char *to, uint32_t to_step, const char *
 		STRIDED(to, to_step, from, from_step, n, uint8_t);
 }
 
+static void pairs_move(const struct geom_tensor *t, char *to, uint32_t to_tile, uint32_t to_token, const char *from,
+	uint32_t from_tile, uint32_t from_token)
+{
+	for (uint32_t d = 0; d < t->dim; d++) {
+		const size_t at = t->values ? tiled_v_at(t->type, to_tile, t->dim, d, to_token)
+					    : tiled_k_at(t->type, to_tile, d, to_token);
+		const size_t from_at = t->values ? tiled_v_at(t->type, from_tile, t->dim, d, from_token)
+						 : tiled_k_at(t->type, from_tile, d, from_token);
+
+		((uint16_t *)(void *)to)[at] = ((const uint16_t *)(const void *)from)[from_at];
+	}
+}
+
 /* Elements side by side are a tile of one token. */
 void geom_token_move(const struct geom_tensor *t, char *to, uint32_t to_tile, uint32_t to_token, const char *from,
 	uint32_t from_tile, uint32_t from_token)
 {
 	const uint32_t elem = kvattn_type_bytes(t->type);
 
+	if (tiled_paired(t->type)) {
+		pairs_move(t, to, to_tile, to_token, from, from_tile, from_token);
+		return;
+	}
 	if (!t->values) {
 		strided_copy(elem, to + (size_t)to_token * elem, to_tile, from + (size_t)from_token * elem, from_tile,
 			t->dim);
@@ -244,8 +261,8 @@ void geom_token_move(const struct geom_tensor *t, char *to, uint32_t to_tile, ui
 	for (uint32_t c = 0; c < t->dim; c += TILED_CHUNK) {
 		const uint32_t n = t->dim - c < TILED_CHUNK ? t->dim - c : TILED_CHUNK;
 
-		memcpy(to + tiled_v_at(to_tile, t->dim, c, to_token) * elem,
-			from + tiled_v_at(from_tile, t->dim, c, from_token) * elem, (size_t)n * elem);
+		memcpy(to + tiled_v_at(t->type, to_tile, t->dim, c, to_token) * elem,
+			from + tiled_v_at(t->type, from_tile, t->dim, c, from_token) * elem, (size_t)n * elem);
 	}
 }
 

@@ -5,7 +5,7 @@
  * A tile holds TILED_TOKENS tokens of one head, or a whole block's where blocks are shorter.  K is [dim][token], so
  * that a vector holds one dimension of sixteen keys and no dot product needs an add across lanes.  V is
  * [chunk of 64 dims][token][dim in the chunk], its dims rounded up to TILED_PAD, so that a pass over values reads
- * straight on.  I8 keeps a scale for each token behind the elements, as f32.  I4 is value = least + step * code, code
+ * straight on.  BF16 lies in pairs, [dims / 2][token][2] and [token / 2][dim in the chunk][2], as AMX multiplies them.  I8 keeps a scale for each token behind the elements, as f32.  I4 is value = least + step * code, code
  * 0 .. 15, step and least f16 behind the codes: K's for each dim of a tile (real K has channels that stand out), V's for
  * each token and chunk of 64 dims.
  */
@@ -16,8 +16,10 @@
 #include <kvattn_tile.h>
 
 /** tiled_k_at() - index of an element of K in a tile of @tokens */
-static inline size_t tiled_k_at(uint32_t tokens, uint32_t dim_at, uint32_t token)
+static inline size_t tiled_k_at(uint32_t type, uint32_t tokens, uint32_t dim_at, uint32_t token)
 {
+	if (tiled_paired(type))
+		return (size_t)(dim_at / 2) * 2 * tokens + 2 * token + dim_at % 2;
 	return (size_t)dim_at * tokens + token;
 }
 
@@ -30,10 +32,13 @@ static inline uint32_t tiled_v_row(uint32_t dim_v, uint32_t dim_at)
 }
 
 /** tiled_v_at() - index of an element of V in a tile of @tokens */
-static inline size_t tiled_v_at(uint32_t tokens, uint32_t dim_v, uint32_t dim_at, uint32_t token)
+static inline size_t tiled_v_at(uint32_t type, uint32_t tokens, uint32_t dim_v, uint32_t dim_at, uint32_t token)
 {
 	const uint32_t chunk = dim_at / TILED_CHUNK * TILED_CHUNK;
 
+	if (tiled_paired(type) && tokens > 1)
+		return (size_t)chunk * tiled_v_tokens(type, tokens) +
+		       (size_t)(token / 2) * 2 * tiled_v_row(dim_v, chunk) + 2 * (dim_at - chunk) + token % 2;
 	return (size_t)chunk * tokens + (size_t)token * tiled_v_row(dim_v, chunk) + (dim_at - chunk);
 }
 

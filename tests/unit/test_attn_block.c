@@ -68,6 +68,55 @@ static void elements_of_a_tile_lie_where_the_header_says(void **state)
 	}
 }
 
+static uint16_t bf16_bits(float whole)
+{
+	uint32_t bits;
+
+	memcpy(&bits, &whole, sizeof(bits));
+	assert_int_equal(bits & 0xffff, 0);
+	return (uint16_t)(bits >> 16);
+}
+
+/* Pairs: of dims in K, of tokens in V, whole ones also where dims or tokens are odd. */
+static void bf16_lies_in_pairs(void **state)
+{
+	static const uint32_t sizes[] = {1, 5, 16, 40};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(sizes); i++) {
+		const uint32_t n = sizes[i], tile = n < 16 ? n : 16, whole = tile == 1 ? 1 : (tile + 1) / 2 * 2;
+		const struct kvattn_shape shape = {1, 1, 7, 81, KVATTN_BF16, KVATTN_BF16, n};
+		float *k = floats(n * 7), *v = floats(n * 81);
+		struct kv kv;
+
+		for (uint32_t j = 0; j < n * 7; j++)
+			k[j] = (float)(j % 251);
+		for (uint32_t j = 0; j < n * 81; j++)
+			v[j] = -(float)(j % 241);
+		kv_open(&kv, &shape, ORDER_TILED, n);
+		kv_fill(&kv, k, v);
+		for (uint32_t t = 0; t < n; t++) {
+			const uint64_t at = t / tile * kv.geom.k_token_stride;
+			const uint16_t *tk = (const uint16_t *)(const void *)(kv.memory + kv.geom.k_off + at);
+			const uint16_t *tv = (const uint16_t *)(const void *)(kv.memory + kv.geom.v_off + at);
+			const uint32_t s = t % tile;
+
+			for (uint32_t d = 0; d < 7; d++)
+				assert_int_equal(tk[d / 2 * 2 * tile + 2 * s + d % 2], bf16_bits(k[t * 7 + d]));
+			for (uint32_t d = 0; d < 81; d++) {
+				const uint32_t row = d < 64 ? 64 : 32, first = d / 64 * 64 * whole;
+				const uint32_t in = tile == 1 ? d % 64 : s / 2 * 2 * row + 2 * (d % 64) + s % 2;
+
+				assert_int_equal(tv[first + in], bf16_bits(v[t * 81 + d]));
+			}
+		}
+		assert_true(kv.geom.v_off - kv.geom.k_off >= 8 * tile * sizeof(uint16_t));
+		assert_true(kv.geom.k_token_stride >= (8 * tile + 96 * whole) * sizeof(uint16_t));
+		kv_close(&kv);
+		free(k), free(v);
+	}
+}
+
 static void impossible_shapes_are_refused(void **state)
 {
 	const struct kvattn_shape good = {1, 1, 64, 64, KVATTN_F16, KVATTN_F16, 16};
@@ -522,7 +571,7 @@ static void isa_asked(const char *value, char *name, size_t size)
 
 static int isa_rank(const char *name)
 {
-	static const char *const names[] = {"scalar", "avx2", "avx512", "avx512vnni"};
+	static const char *const names[] = {"scalar", "avx2", "avx512", "avx512vnni", "avx512amx"};
 
 	for (int i = 0; i < (int)COUNT(names); i++)
 		if (strcmp(name, names[i]) == 0)
@@ -537,8 +586,10 @@ static void the_environment_only_takes_instructions_away(void **state)
 	(void)state;
 	isa_asked("nonsense", best, sizeof(best));
 	assert_true(isa_rank(best) >= 0);
-	isa_asked("avx512vnni", got, sizeof(got));
+	isa_asked("avx512amx", got, sizeof(got));
 	assert_string_equal(got, best);
+	isa_asked("avx512vnni", got, sizeof(got));
+	assert_true(isa_rank(got) == (isa_rank(best) < 3 ? isa_rank(best) : 3));
 	isa_asked("avx512", got, sizeof(got));
 	assert_true(isa_rank(got) == (isa_rank(best) < 2 ? isa_rank(best) : 2));
 	isa_asked("avx2", got, sizeof(got));
@@ -553,6 +604,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(offsets_follow_from_the_shape),
 		cmocka_unit_test(elements_of_a_tile_lie_where_the_header_says),
+		cmocka_unit_test(bf16_lies_in_pairs),
 		cmocka_unit_test(impossible_shapes_are_refused),
 		cmocka_unit_test(numbers_are_rounded_to_nearest_even),
 		cmocka_unit_test(every_half_comes_back_as_itself),

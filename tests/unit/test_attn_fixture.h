@@ -146,6 +146,12 @@ static inline struct kvattn_seq kv_seq(const struct kv *kv, const float *q, uint
 	};
 }
 
+/* Whether queries or weights are rounded to sixteen bits: BF16 in TILED by AMX. */
+static inline bool rows_rounded(uint32_t type_k, uint32_t type_v, bool tiled)
+{
+	return tiled && (type_k == KVATTN_BF16 || type_v == KVATTN_BF16) && strcmp(kvattn_isa_name(), "avx512amx") == 0;
+}
+
 /* ---- Numbers ---- */
 
 static inline uint64_t noise_next(uint64_t *seed)
@@ -187,7 +193,7 @@ static inline void noise_gauss(uint64_t *seed, float *x, size_t n)
  * passed. */
 static inline int levels_run(char **argv)
 {
-	static const char *const levels[] = {"scalar", "avx2", "avx512", "avx512vnni"};
+	static const char *const levels[] = {"scalar", "avx2", "avx512", "avx512vnni", "avx512amx"};
 	int failed = 0;
 
 	if (getenv("KVATTN_ISA")) {

@@ -252,6 +252,14 @@ static void trial_describe(const struct trial *t, char *text, size_t size)
 		t->alibi ? " alibi" : "", t->sink_logits ? " sink" : "", t->threads);
 }
 
+/* Queries of sixteen bits move a score by up to 2^-16 of it, and of what cancels in it. */
+static double trial_tolerance(const struct trial *t, double reach)
+{
+	if (rows_rounded(t->type_k, t->type_v, t->order == ORDER_TILED))
+		return 2e-5 + 0x1p-15 * reach;
+	return TOLERANCE + SCORE_ROUNDING * reach;
+}
+
 static void trial_check_row(const struct trial *t, struct data *data, uint32_t r, uint32_t h)
 {
 	const uint32_t q_heads = t->kv_heads * t->group, row = r * q_heads + h;
@@ -262,7 +270,7 @@ static void trial_check_row(const struct trial *t, struct data *data, uint32_t r
 	double want[KVATTN_DIM_MAX], reach = 0;
 	const double want_lse =
 		truth_row(t, data, q, h, p, want, data->want_mass + (size_t)(h / t->group) * t->n, &reach);
-	const double tolerance = TOLERANCE + SCORE_ROUNDING * reach;
+	const double tolerance = trial_tolerance(t, reach);
 	char text[256];
 
 	data->reach = reach > data->reach ? reach : data->reach;
@@ -277,7 +285,7 @@ static void trial_check_row(const struct trial *t, struct data *data, uint32_t r
 /* Each row's share of a key is off by its score's rounding, and each addition rounds once; a share below e^-87 is none. */
 static void trial_check_mass(const struct trial *t, const struct data *data)
 {
-	const double share = 2 * (TOLERANCE + SCORE_ROUNDING * data->reach), rows = (double)t->n_q * t->group;
+	const double share = 2 * trial_tolerance(t, data->reach), rows = (double)t->n_q * t->group;
 	const float *got = data->mass.at;
 	char text[256];
 
