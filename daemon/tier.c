@@ -261,7 +261,8 @@ static void tier_store_arrived(void *owner, unsigned i)
 
 	d->tier->store_nodes[i] = store_node(path);
 	d->tier->store_devices[i] = spill_device(path);
-	ns_file_load_late(d, path);
+	if (!d->config.stores[i].device) /* those of devices lie elsewhere */
+		ns_file_load_late(d, path);
 }
 
 static void tier_store_joined(void *owner, unsigned i)
