@@ -268,7 +268,8 @@ static void buffers_unpin(struct io_buffers *buffers, uintptr_t base, uint64_t b
 		buffers->full = false;
 		atomic_fetch_sub(&pinned, piece->end - piece->base);
 	}
-	memmove(&buffers->pieces[first], &buffers->pieces[i], (buffers->n - i) * sizeof(*buffers->pieces));
+	if (i > first) /* else there may be no array at all */
+		memmove(&buffers->pieces[first], &buffers->pieces[i], (buffers->n - i) * sizeof(*buffers->pieces));
 	buffers->n -= i - first;
 	pthread_mutex_unlock(&buffers->lock);
 }
