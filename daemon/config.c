@@ -194,7 +194,8 @@ static size_t config_farness(const char *name, const char *option)
 /* @nearest: of those so near that somebody may have meant them, or NULL. */
 static const struct option_row *config_find(const char *name, const char **nearest)
 {
-	size_t best = strlen(name) / 3 + 1;
+	/* two neighbours swapped are two changes: in five letters, a slip */
+	size_t best = strlen(name) < 2 ? 2 : (strlen(name) + 1) / 3 + 1;
 
 	*nearest = NULL;
 	for (size_t i = 0; i < N_OPTIONS; i++) {

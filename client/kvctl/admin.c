@@ -407,7 +407,8 @@ static void ping_complain(const char *socket, int error, const char *why)
 		close(fd);
 	if (!strncmp(why, before, (size_t)n))
 		why += n; /* the library says it to those who asked for more than a ping */
-	named = strstr(why, socket) != NULL; /* each way of not answering has its own words: one names it, another not */
+	named = strstr(why, socket) !=
+		NULL; /* each way of not answering has its own words: one names it, another not */
 	if (error == -KVP_EQUOTA)
 		complain("ping: kept out: %s", why);
 	else if (error == -KVP_EACCES)
