@@ -283,7 +283,7 @@ model: ## check the pin protocol's model with spin (RUNS=all: larger ones too)
 	$(call install_missing,spin gcc libc6-dev)
 	@tests/model/run $(RUNS)
 
-bench: deps-bench ## kvctl bench: pin, publish, share, spill and attention, beside peers, as a table
+bench: deps-bench ## kvctl bench: pin, publish, share, spill, start and attention, beside peers, as a table
 	$(sub) all $(BENCHES)
 	@tests/bench/run $(BUILD)
 

@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "kvctl.h"
@@ -24,6 +25,7 @@
 
 #define MIB (1024ull * 1024)
 #define GIB (1024 * MIB)
+#define ORPHANS_NS 20000000000ull
 
 static const struct bench_kind {
 	const char *name;
@@ -31,13 +33,14 @@ static const struct bench_kind {
 	uint64_t pool_bytes; /* with --self */
 	uint64_t spill_bytes;
 	const unsigned *depths; /* one daemon for each; ends with 0 */
+	bool own; /* it starts and stops daemons itself */
 } kinds[] = {
-	{"pin", bench_pin, 5 * GIB, 0, NULL}, {"publish", bench_publish, GIB, 0, NULL},
-	{"share", bench_share, GIB + 256 * MIB, 0, NULL},
-	{"spill", bench_spill, 320 * MIB, 768 * MIB, (const unsigned[]){1, 8, 32, 0}},
-	{"attn", bench_attn, 512 * MIB, 0, NULL},
-	{"sparse", bench_sparse, 128 * MIB, GIB,
-		NULL}, /* in slabs of 64 MiB: one for the blocks, half of what there are */
+	{"pin", bench_pin, 5 * GIB, 0, NULL, false}, {"publish", bench_publish, GIB, 0, NULL, false},
+	{"share", bench_share, GIB + 256 * MIB, 0, NULL, false},
+	{"spill", bench_spill, 320 * MIB, 768 * MIB, (const unsigned[]){1, 8, 32, 0}, false},
+	{"start", bench_start, 0, 0, NULL, true}, {"attn", bench_attn, 512 * MIB, 0, NULL, false},
+	{"sparse", bench_sparse, 128 * MIB, GIB, NULL,
+		false}, /* in slabs of 64 MiB: one for the blocks, half of what there are */
 };
 #define N_KINDS (sizeof(kinds) / sizeof(kinds[0]))
 
@@ -164,7 +167,7 @@ static int bench_run(struct bench *bench, const struct bench_kind *kind)
 }
 
 /* Half of what the machine has to spare: yardsticks need memory too. */
-static uint64_t pool_bytes_fit(uint64_t wanted)
+uint64_t bench_pool_fit(uint64_t wanted)
 {
 	unsigned long long kib = 0;
 	uint64_t most = wanted;
@@ -183,6 +186,15 @@ static uint64_t pool_bytes_fit(uint64_t wanted)
 	return most;
 }
 
+/* Daemons of a child that is gone: they are told to end by that, and are children of ours now. */
+static void orphans_wait(void)
+{
+	uint64_t end = now_ns() + ORPHANS_NS;
+
+	while (waitpid(-1, NULL, WNOHANG) >= 0 && now_ns() < end)
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
 /* In a child, so that whatever becomes of it the daemon and its memory go; its rows are in shared memory. */
 static int bench_run_self(struct bench *bench, const struct bench_kind *kind, unsigned depth)
 {
@@ -197,19 +209,22 @@ static int bench_run_self(struct bench *bench, const struct bench_kind *kind, un
 	sigaddset(&ends, SIGHUP);
 	sigaddset(&ends, SIGCHLD);
 	sigprocmask(SIG_BLOCK, &ends, &old);
-	r = bench_daemon_start(&daemon, pool_bytes_fit(kind->pool_bytes), kind->spill_bytes, depth);
+	prctl(PR_SET_CHILD_SUBREAPER, 1); /* what the child leaves is ours to end */
+	r = kind->own ? bench_daemon_make(&bench->own)
+		      : bench_daemon_start(&daemon, bench_pool_fit(kind->pool_bytes), kind->spill_bytes, depth);
 	if (r) {
 		sigprocmask(SIG_SETMASK, &old, NULL);
 		return r;
 	}
 	bench->depth = depth;
-	snprintf(bench->socket, sizeof(bench->socket), "%s", daemon.socket);
+	if (!kind->own)
+		snprintf(bench->socket, sizeof(bench->socket), "%s", daemon.socket);
 	fflush(NULL);
 	pid = fork();
 	if (pid == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		sigprocmask(SIG_SETMASK, &old, NULL);
-		_exit(bench_run(bench, kind));
+		_exit(kind->own ? kind->run(bench) : bench_run(bench, kind));
 	}
 	for (;;) {
 		int signal = sigwaitinfo(&ends, NULL);
@@ -219,7 +234,9 @@ static int bench_run_self(struct bench *bench, const struct bench_kind *kind, un
 		if (waitpid(pid, &status, WNOHANG) == pid)
 			break;
 	}
-	bench_daemon_stop(&daemon);
+	if (kind->own)
+		orphans_wait();
+	bench_daemon_stop(kind->own ? &bench->own : &daemon);
 	sigprocmask(SIG_SETMASK, &old, NULL);
 	if (WIFEXITED(status))
 		return WEXITSTATUS(status);
@@ -249,12 +266,13 @@ static const struct bench_kind *kind_find(const char *name)
 int bench_command(int argc, char **argv)
 {
 	static const struct option longs[] = {OPTION_POOL, OPTION_JSON, {"self", no_argument, NULL, 'S'},
-		{"pairs", required_argument, NULL, 'p'}, {"depth", required_argument, NULL, 'D'}, OPTION_LAST};
+		{"pairs", required_argument, NULL, 'p'}, {"depth", required_argument, NULL, 'D'},
+		{"records", required_argument, NULL, 'R'}, OPTION_LAST};
 	struct options options = {.command = "bench", .longs = longs, .argc = argc, .argv = argv, .max_rest = 1};
 	struct bench *bench = mmap(NULL, sizeof(*bench), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	const struct bench_kind *kind;
 	bool self = false;
-	uint64_t pairs = 10, depth = 0;
+	uint64_t pairs = 10, depth = 0, records = 1000000;
 	struct pool pool;
 	int c, r;
 
@@ -267,18 +285,25 @@ int bench_command(int argc, char **argv)
 			self = true;
 		else if (c == 'D' && quantity_parse_count(optarg, 1, 256, &depth) < 0)
 			return option_exit(option_wrong(&options, "--depth", optarg, "a number from 1 to 256"));
+		else if (c == 'R' && quantity_parse_count(optarg, 1000, 1u << 28, &records) < 0)
+			return option_exit(option_wrong(&options, "--records", optarg, "a number from 1000 on"));
 		else if (c == 'p' && quantity_parse_count(optarg, 1, BENCH_PAIRS_MAX, &pairs) < 0)
 			return option_exit(option_wrong(&options, "--pairs", optarg, "a number from 1 to 100"));
 	if (c != OPTION_END)
 		return option_exit(c);
 	kind = kind_find(optind < argc ? argv[optind] : NULL);
 	if (!kind) {
-		complain("bench: name one of pin, publish, share, spill, attn, sparse; see kvctl help bench");
+		complain("bench: name one of pin, publish, share, spill, start, attn, sparse; see kvctl help bench");
 		return KVCTL_USAGE;
 	}
 	bench->json = options.json;
 	bench->pairs = (unsigned)pairs;
 	bench->depth = (unsigned)depth;
+	bench->records = records;
+	if (kind->own && !self) {
+		complain("bench: %s stops and starts daemons: it takes its own, with --self", kind->name);
+		return KVCTL_USAGE;
+	}
 	if (self) {
 		r = bench_run_depths(bench, kind);
 	} else {

@@ -28,6 +28,14 @@ struct bench_row {
 	double limit; /* the most value / yardstick_value may be; BENCH_NO_TARGET, BENCH_ZERO */
 };
 
+/* A daemon of our own, for --self. */
+struct bench_daemon {
+	int pid;
+	char dir[64]; /* socket, log and spill store */
+	char socket[96];
+	char name[32];
+};
+
 struct bench {
 	char socket[KVP_SOCKET_MAX];
 	char spill_dir[256]; /* of the daemon, ""; for the yardstick of the disk */
@@ -36,6 +44,8 @@ struct bench {
 	bool json;
 	unsigned depth; /* spill: transfers at once; 0: as the daemon is */
 	unsigned pairs; /* spill: rounds */
+	uint64_t records; /* start */
+	struct bench_daemon own; /* start: its daemons, one after the other; whoever cleans up sees it here */
 	unsigned n_rows;
 	struct bench_row rows[BENCH_ROWS_MAX];
 };
@@ -53,18 +63,25 @@ int bench_share(struct bench *bench);
 int bench_spill(struct bench *bench);
 int bench_attn(struct bench *bench);
 int bench_sparse(struct bench *bench);
+int bench_start(struct bench *bench);
 
-/* A daemon of our own, for --self. */
-struct bench_daemon {
-	int pid;
-	char dir[64]; /* socket, log and spill store */
-	char socket[96];
-	char name[32];
-};
 /** bench_daemon_start() - @spill_bytes 0: no store; @depth: its transfers at once, 0: as it likes. Return: 0; KVCTL_FAILED (said). */
 int bench_daemon_start(struct bench_daemon *daemon, uint64_t pool_bytes, uint64_t spill_bytes, unsigned depth);
+/* The same in steps. */
+/** bench_daemon_make() - its directory and names. Return: 0; KVCTL_FAILED (said). */
+int bench_daemon_make(struct bench_daemon *daemon);
+/** bench_daemon_run() - until it serves. Return: 0; KVCTL_FAILED (said). */
+int bench_daemon_run(struct bench_daemon *daemon, uint64_t pool_bytes, uint64_t spill_bytes, unsigned depth);
+/** bench_daemon_halt() - end it; its memory and its store stay. bench_daemon_forget() - its memory goes too. */
+void bench_daemon_halt(struct bench_daemon *daemon);
+void bench_daemon_forget(const struct bench_daemon *daemon);
 /** bench_daemon_stop() - end it and remove all it had: memory, store, directory */
 void bench_daemon_stop(struct bench_daemon *daemon);
+
+/** bench_pool_fit() - @wanted, or half of what the machine has to spare, said */
+uint64_t bench_pool_fit(uint64_t wanted);
+/** bench_ask_daemon() - DRAIN or EVICT all. Return: exit code (said). */
+int bench_ask_daemon(const char *socket, uint16_t type);
 
 /**
  * bench_peer() - what LMDB, memcached or Redis take, by kvbench-peers beside this program

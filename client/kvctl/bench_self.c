@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "admin.h"
 #include "bench.h"
 #include "kvctl.h"
 #include "pool.h"
@@ -24,6 +25,7 @@
 
 #define START_NS 60000000000ull
 #define STOP_NS 20000000000ull
+#define ASK_NS 600000000000ull /* a drain of a million records on a slow disk */
 
 /* Beside this program (build tree, or installed), in sbin beside its bin, or by PATH. */
 static const char *program_path(const char *name, char path[PATH_MAX])
@@ -76,8 +78,8 @@ static void daemon_exec(const struct bench_daemon *daemon, uint64_t pool_bytes, 
 	dup2(fd, STDERR_FILENO);
 	unsetenv("NOTIFY_SOCKET");
 	execlp(program_path("kvpoold", path), "kvpoold", "--socket", daemon->socket, "--name", daemon->name, "--pool",
-		pool, "--spill", spill_bytes ? spill : "off", "--spill-depth", depth_text, "--log-level", "err",
-		(char *)NULL);
+		pool, "--spill", spill_bytes ? spill : "off", "--spill-depth", depth_text, "--spill-compress", "none",
+		"--log-level", "err", (char *)NULL); /* fio compresses nothing either */
 	fprintf(stderr, "cannot run %s: %s\n", path, strerror(errno));
 	_exit(127);
 }
@@ -144,11 +146,9 @@ static void purge_leftovers(void)
 		closedir(dir);
 }
 
-int bench_daemon_start(struct bench_daemon *daemon, uint64_t pool_bytes, uint64_t spill_bytes, unsigned depth)
+int bench_daemon_make(struct bench_daemon *daemon)
 {
 	const char *tmp = getenv("TMPDIR");
-	uint64_t end = now_ns() + START_NS;
-	char log[128], why[256];
 
 	memset(daemon, 0, sizeof(*daemon));
 	purge_leftovers();
@@ -156,14 +156,23 @@ int bench_daemon_start(struct bench_daemon *daemon, uint64_t pool_bytes, uint64_
 	snprintf(daemon->dir, sizeof(daemon->dir), "%.40s/kvbench-XXXXXX", tmp ? tmp : "/var/tmp");
 	if (!mkdtemp(daemon->dir)) {
 		complain("bench: cannot make %s: %s; name another place in TMPDIR", daemon->dir, strerror(errno));
+		daemon->dir[0] = 0;
 		return KVCTL_FAILED;
 	}
 	snprintf(daemon->socket, sizeof(daemon->socket), "%s/sock", daemon->dir);
 	snprintf(daemon->name, sizeof(daemon->name), "bench-%d", (int)getpid());
-	bench_say("starting a daemon with a pool of %" PRIu64 " MiB ...", pool_bytes >> 20);
-	daemon->pid = fork();
-	if (daemon->pid == 0)
+	return 0;
+}
+
+int bench_daemon_run(struct bench_daemon *daemon, uint64_t pool_bytes, uint64_t spill_bytes, unsigned depth)
+{
+	uint64_t end = now_ns() + START_NS;
+	char log[128], why[256];
+	pid_t pid = fork(); /* not into *daemon at once: the child may share it */
+
+	if (pid == 0)
 		daemon_exec(daemon, pool_bytes, spill_bytes, depth);
+	daemon->pid = pid;
 	while (now_ns() < end) {
 		if (waitpid(daemon->pid, NULL, WNOHANG) != 0) {
 			daemon->pid = 0;
@@ -171,31 +180,65 @@ int bench_daemon_start(struct bench_daemon *daemon, uint64_t pool_bytes, uint64_
 		}
 		if (daemon_serves(daemon))
 			return 0;
-		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 	}
 	snprintf(log, sizeof(log), "%s/log", daemon->dir);
 	log_tail(log, why, sizeof(why));
 	complain("bench: kvpoold did not start: %s", why[0] ? why : "no word from it");
-	bench_daemon_stop(daemon);
 	return KVCTL_FAILED;
 }
 
-void bench_daemon_stop(struct bench_daemon *daemon)
+int bench_daemon_start(struct bench_daemon *daemon, uint64_t pool_bytes, uint64_t spill_bytes, unsigned depth)
+{
+	int r = bench_daemon_make(daemon);
+
+	if (r)
+		return r;
+	bench_say("starting a daemon with a pool of %" PRIu64 " MiB ...", pool_bytes >> 20);
+	r = bench_daemon_run(daemon, pool_bytes, spill_bytes, depth);
+	if (r)
+		bench_daemon_stop(daemon);
+	return r;
+}
+
+void bench_daemon_halt(struct bench_daemon *daemon)
 {
 	uint64_t end = now_ns() + STOP_NS;
-	char path[POOL_PATH_MAX];
 
 	if (daemon->pid > 0)
 		kill(daemon->pid, SIGTERM);
 	while (daemon->pid > 0 && waitpid(daemon->pid, NULL, WNOHANG) == 0) {
 		if (now_ns() > end)
 			kill(daemon->pid, SIGKILL);
-		nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 	}
+	daemon->pid = 0;
+}
+
+void bench_daemon_forget(const struct bench_daemon *daemon)
+{
+	char path[POOL_PATH_MAX];
+
 	snprintf(path, sizeof(path), POOL_SHM_DIR "/kvpool.%s", daemon->name);
-	if (access(path, F_OK) == 0)
+	if (daemon->name[0] && access(path, F_OK) == 0)
 		purge_without_daemon(NULL, daemon->name, true);
-	nftw(daemon->dir, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+void bench_daemon_stop(struct bench_daemon *daemon)
+{
+	bench_daemon_halt(daemon);
+	bench_daemon_forget(daemon);
+	if (daemon->dir[0])
+		nftw(daemon->dir, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+int bench_ask_daemon(const char *socket, uint16_t type)
+{
+	struct kvp_wire_admin ask = {.n = UINT64_MAX};
+	struct options options = {.command = "bench", .socket = socket};
+	struct kvp_wire_admin_done done;
+
+	return admin_do(&options, NULL, type, &ask, sizeof(ask), ASK_NS, &done);
 }
 
 double bench_peer(const char *what, const char *peer, uint64_t n_blocks, uint64_t block_bytes, unsigned n_processes)

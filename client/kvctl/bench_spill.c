@@ -16,9 +16,9 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#include "admin.h"
 #include "bench.h"
 #include "kvctl.h"
+#include "kvpool_wire.h"
 #include "load.h"
 #include "pool.h"
 
@@ -98,15 +98,6 @@ static double hash_cost(void)
 	return (double)best / (double)bytes;
 }
 
-static int ask_daemon(const struct bench *bench, uint16_t type)
-{
-	struct kvp_wire_admin ask = {.n = UINT64_MAX};
-	struct options options = {.command = "bench", .socket = bench->socket};
-	struct kvp_wire_admin_done done;
-
-	return admin_do(&options, NULL, type, &ask, sizeof(ask), WAIT_NS, &done);
-}
-
 /* All of them are asked for at once, as an engine does that knows its prompt; then taken a batch a message. */
 static int read_back(struct load *load, uint64_t first, uint64_t n)
 {
@@ -150,11 +141,11 @@ static int our_pass(struct spill_bench *s, uint64_t block_bytes, double speed[2]
 	cpu = daemon_cpu_ns(s->pid);
 	start = now_ns();
 	if (!r)
-		r = ask_daemon(s->bench, KVP_MSG_DRAIN);
+		r = bench_ask_daemon(s->bench->socket, KVP_MSG_DRAIN);
 	speed[0] = mb_per_s(n * block_bytes, start);
 	s->cpu_ns += daemon_cpu_ns(s->pid) - cpu;
 	if (!r)
-		r = ask_daemon(s->bench, KVP_MSG_EVICT);
+		r = bench_ask_daemon(s->bench->socket, KVP_MSG_EVICT);
 	cpu = daemon_cpu_ns(s->pid);
 	start = now_ns();
 	if (!r)
@@ -246,7 +237,7 @@ static int fill_store(struct spill_bench *s)
 	for (uint64_t done = 0; !r && done < bytes; done += VOLUME) {
 		r = load_publish(&s->load, s->next_key, VOLUME / MIB, MIB, true);
 		s->next_key += VOLUME / MIB;
-		r = r ? r : ask_daemon(s->bench, KVP_MSG_DRAIN);
+		r = r ? r : bench_ask_daemon(s->bench->socket, KVP_MSG_DRAIN);
 	}
 	load_close(&s->load);
 	return r;
@@ -284,7 +275,8 @@ static double restore_p99_us(struct spill_bench *s)
 
 		s->next_key += LATENCY_SET;
 		if (load_publish(&s->load, first, LATENCY_SET, LATENCY_BLOCK, true) ||
-			ask_daemon(s->bench, KVP_MSG_DRAIN) || ask_daemon(s->bench, KVP_MSG_EVICT))
+			bench_ask_daemon(s->bench->socket, KVP_MSG_DRAIN) ||
+			bench_ask_daemon(s->bench->socket, KVP_MSG_EVICT))
 			return 0;
 		for (uint64_t i = 0; i < LATENCY_SET && n < LATENCY_SAMPLES; i++) {
 			struct kvp_key key = load_key(first + i);
@@ -382,7 +374,7 @@ int bench_spill(struct bench *bench)
 	for (unsigned i = 0; i < N_SIZES && !r; i++) {
 		r = size_measure(&s, sizes[i]);
 		if (!r)
-			r = ask_daemon(bench, KVP_MSG_EVICT);
+			r = bench_ask_daemon(bench->socket, KVP_MSG_EVICT);
 	}
 	if (!r)
 		cpu_row(&s);

@@ -72,15 +72,18 @@ static const struct command commands[] = {
 		"  --params N      weights, e.g. 8B (else 12 x layers x hidden^2)\n"
 		"  --weight-bytes N  bytes of one weight (2)\n" JSON_HELP
 		"Sizes by 1024: 64G is 64 x 2^30 bytes. Numbers by 1000: 8B, or 8G, is 8 x 10^9.\n"},
-	{"bench", bench_command, "pin|publish|share|spill|attn|sparse [--json] [--self] [--pairs N] [--depth N]",
+	{"bench", bench_command,
+		"pin|publish|share|spill|start|attn|sparse [--json] [--self] [--pairs N] [--depth N] [--records N]",
 		"measure beside yardsticks",
 		POOL_HELP JSON_HELP
 		"  --self          start a daemon for it, and remove everything afterwards; takes of /dev/shm\n"
 		"                  pin 5G, share 1.25G, publish 1G, attn 512M, spill 320M, sparse 128M, but at\n"
 		"                  most half of what is free; of the disk (TMPDIR, else /var/tmp) sparse 1G,\n"
-		"                  spill 768M; pin takes minutes\n"
+		"                  spill 768M; start takes 4.5G and 9G of disk, with fewer records less; pin and\n"
+		"                  start take minutes\n"
 		"  --pairs N       spill: rounds of ours and of fio (10)\n"
-		"  --depth N       spill: so many at once only (--self: 1, 8 and 32)\n"},
+		"  --depth N       spill: so many at once only (--self: 1, 8 and 32)\n"
+		"  --records N     start: so many in the store (1000000)\n"},
 };
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
 

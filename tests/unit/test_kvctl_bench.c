@@ -213,6 +213,30 @@ static void without_fio_it_is_said_and_no_yardstick_made_up(void **state)
 	json_decref(rows);
 }
 
+static void starts_stand_beside_plain_memory_and_every_record_is_found(void **state)
+{
+	static const char *const names[] = {"start with a new pool of 64 MiB", "populate a GiB of the pool",
+		"restart to the first hit, 3000 blocks in memory", "start to the first hit, 3000 records in the store"};
+	struct fake *f = *state;
+	json_t *rows;
+
+	need_kvpoold();
+	assert_int_equal(run(f, "bench", "start"), 2); /* no daemon of others is stopped */
+	assert_in_range(run(f, "bench", "start", "--self", "--json", "--records", "3000"), 0, 1);
+	rows = json_loads(f->out, 0, NULL);
+	assert_non_null(rows);
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		const json_t *row = json_array_get(rows, i);
+		const char *name = json_string_value(json_object_get(row, "name"));
+
+		if (strncmp(name, names[i], strlen(names[i])))
+			fail_msg("%s", name);
+		assert_true(json_number_value(json_object_get(row, "value")) > 0);
+	}
+	json_decref(rows);
+	assert_nothing_left(f->pid);
+}
+
 static void an_ordinary_user_may_measure_too(void **state)
 {
 	const char *path = kvctl_path(); /* while it can be found: other users may not get there */
@@ -247,20 +271,17 @@ static void an_ordinary_user_may_measure_too(void **state)
 	assert_nothing_left(pid);
 }
 
-static void an_interrupted_run_leaves_nothing(void **state)
+static void interrupted(const char *what)
 {
-	struct fake *f = *state;
-	pid_t pid;
+	pid_t pid = fork();
 	int status;
 
-	need_kvpoold();
-	pid = fork();
 	if (pid == 0) {
 		int null = open("/dev/null", O_RDWR);
 
 		dup2(null, 1);
 		dup2(null, 2);
-		execl(kvctl_path(), "kvctl", "bench", "publish", "--self", (char *)NULL);
+		execl(kvctl_path(), "kvctl", "bench", what, "--self", (char *)NULL);
 		_exit(127);
 	}
 	usleep(700000);
@@ -268,7 +289,14 @@ static void an_interrupted_run_leaves_nothing(void **state)
 	assert_true(waitpid(pid, &status, 0) == pid);
 	assert_true(WIFEXITED(status));
 	assert_nothing_left(pid);
-	(void)f;
+}
+
+static void an_interrupted_run_leaves_nothing(void **state)
+{
+	(void)state;
+	need_kvpoold();
+	interrupted("publish");
+	interrupted("start");
 }
 
 /* With a /dev/shm of 16 MiB of its own. */
@@ -312,7 +340,7 @@ static void wrong_words_are_refused(void **state)
 	struct fake *f = *state;
 
 	assert_int_equal(run(f, "bench"), 2);
-	assert_says(f->err, "pin, publish, share, spill, attn, sparse");
+	assert_says(f->err, "pin, publish, share, spill, start, attn, sparse");
 	assert_int_equal(run(f, "bench", "speed"), 2);
 	assert_int_equal(run(f, "bench", "pin", "--socket", "/nowhere/at/all"), 4);
 }
@@ -327,6 +355,7 @@ int main(void)
 		test(an_eighth_of_the_blocks_is_nearly_all_of_attention),
 		test(spill_stands_beside_fio_at_each_size),
 		test(without_fio_it_is_said_and_no_yardstick_made_up),
+		test(starts_stand_beside_plain_memory_and_every_record_is_found),
 		test(an_ordinary_user_may_measure_too),
 		test(an_interrupted_run_leaves_nothing),
 		test(a_daemon_that_does_not_start_is_told_with_its_reason),
