@@ -26,6 +26,7 @@
 /* The same over all heads of a unit. */
 #define ROWS_DECODE 256u
 #define SPLIT_ROWS_MAX 1024u
+#define JOINED_ROWS_MAX 1024u /* of several sequences, all heads */
 #define SPLIT_BYTES_MAX (256ull << 20) /* of results by split that wait for their fold */
 #define THREADS_MAX 1024u
 
@@ -42,6 +43,7 @@ struct cut {
 	float *lse_own; /* where the caller wants mass alone */
 	bool shares, follows; /* a split or more with a neighbour; with the one before */
 	uint32_t n_members; /* of the group this one leads: it and those that follow */
+	uint64_t n_joined; /* first splits that all of them work off as one */
 };
 
 struct plan {
@@ -303,29 +305,65 @@ static void plan_shares(struct plan *plan)
 			plan->cuts[i - 1].shares = plan->cuts[i].shares = plan->cuts[i].follows = true;
 }
 
-static void cut_count_rows(struct plan *plan, const struct cut *cut)
+static void rows_count(struct plan *plan, uint32_t rows_per_head, uint32_t n_heads)
 {
-	const uint32_t rows_per_head = cut->q_block * plan->call.group;
-
-	if (rows_per_head * cut->head_block > plan->rows_max)
-		plan->rows_max = rows_per_head * cut->head_block;
+	if (rows_per_head * n_heads > plan->rows_max)
+		plan->rows_max = rows_per_head * n_heads;
 	if (rows_per_head > plan->rows_per_head_max)
 		plan->rows_per_head_max = rows_per_head;
 }
 
-/* Units of a sequence cut by splits, and of those that follow it: split by split, member by member.  Followers have
- * none of their own.  Returns the number of members. */
+static void cut_count_rows(struct plan *plan, const struct cut *cut)
+{
+	rows_count(plan, cut->q_block * plan->call.group, cut->head_block);
+}
+
+/* First splits whose blocks are the same in both tables. */
+static uint64_t splits_shared(const struct plan *plan, const struct kvattn_table *a, const struct kvattn_table *b)
+{
+	const uint64_t block_tokens = plan->call.geom.block_tokens;
+	const uint64_t n_tokens = a->n_tokens < b->n_tokens ? a->n_tokens : b->n_tokens;
+	uint64_t i = 0;
+
+	while (i * block_tokens < n_tokens && a->blocks[i] == b->blocks[i])
+		i++;
+	return (i * block_tokens < n_tokens ? i * block_tokens : n_tokens) / ATTN_SPLIT;
+}
+
+/* Whether @cut's rows may stand in a unit beside those of @n - 1 others. */
+static bool cut_joins(const struct plan *plan, const struct cut *lead, const struct cut *cut, uint32_t n)
+{
+	const struct attn_call *call = &plan->call;
+
+	return plan->isa->joins && call->geom.layout == KVATTN_TILED && cut->seq.s->n_q == lead->seq.s->n_q &&
+	       cut->seq.scale == lead->seq.scale && n * cut->seq.s->n_q * call->group <= ROWS_PER_HEAD &&
+	       n * cut->seq.s->n_q * call->opts.n_q_heads <= JOINED_ROWS_MAX;
+}
+
+/* Units of a sequence cut by splits, and of those that follow it: first the splits they have in common, all rows at
+ * once, so that K and V are read and widened once for all; then split by split, member by member.  Followers have no units
+ * of their own.  Returns the number of members. */
 static uint32_t group_units(struct plan *plan, uint64_t first)
 {
 	struct cut *lead = &plan->cuts[first];
-	uint64_t n_splits = lead->seq.n_splits;
+	uint64_t n_splits = lead->seq.n_splits, n_joined = n_splits;
 	uint32_t n = 1;
 
-	for (; first + n < plan->n_cuts && lead[n].follows && lead[n].parts; n++)
+	for (; first + n < plan->n_cuts && lead[n].follows && lead[n].parts; n++) {
+		uint64_t shared;
+
+		if (!cut_joins(plan, lead, &lead[n], n + 1))
+			break;
+		shared = splits_shared(plan, &lead->seq.s->table, &lead[n].seq.s->table);
+		n_joined = shared < n_joined ? shared : n_joined;
 		n_splits = lead[n].seq.n_splits > n_splits ? lead[n].seq.n_splits : n_splits;
+	}
 	lead->n_members = n;
+	lead->n_joined = n > 1 ? n_joined : 0;
 	lead->first_unit = plan->n_units;
-	plan->n_units += n * n_splits;
+	plan->n_units += lead->n_joined + n * (n_splits - lead->n_joined);
+	if (lead->n_joined)
+		rows_count(plan, n * lead->q_block * plan->call.group, plan->call.geom.n_kv_heads);
 	for (uint32_t i = 0; i < n; i++) {
 		if (i)
 			lead[i].first_unit = plan->n_units;
@@ -477,6 +515,13 @@ static void fold_splits(struct worker *w, const struct cut *cut, const struct at
 	state_finish(call, &cut->seq, rows, &w->total);
 }
 
+/* Release what was written here; the last one acquires what the others wrote. */
+static void split_done(struct worker *w, struct cut *cut, const struct attn_rows *rows, uint64_t n_rows)
+{
+	if (atomic_fetch_sub_explicit(&cut->splits_left, 1, memory_order_acq_rel) == 1)
+		fold_splits(w, cut, rows, n_rows);
+}
+
 static void unit_one_split(struct worker *w, struct cut *cut, uint64_t i)
 {
 	const struct attn_call *call = &w->plan->call;
@@ -490,16 +535,65 @@ static void unit_one_split(struct worker *w, struct cut *cut, uint64_t i)
 	else
 		for (uint64_t r = 0; r < n_rows; r++)
 			part.m[r] = -INFINITY;
-	/* Release what was written here; the last one acquires what the others wrote. */
-	if (atomic_fetch_sub_explicit(&cut->splits_left, 1, memory_order_acq_rel) == 1)
-		fold_splits(w, cut, &rows, n_rows);
+	split_done(w, cut, &rows, n_rows);
+}
+
+/* What a joined split gave member @m, to where its own unit would have put it. */
+static void joined_take(struct worker *w, struct cut *lead, uint32_t m, uint64_t i)
+{
+	const struct attn_call *call = &w->plan->call;
+	struct cut *cut = &lead[m];
+	const struct attn_rows rows = {.n_q = cut->q_block, .n_heads = call->geom.n_kv_heads};
+	const uint64_t n_rows = attn_row_count(call, &rows), n = (uint64_t)cut->q_block * call->group;
+	struct attn_state part = state_at(call, n_rows, cut->parts + i * state_bytes(call, n_rows));
+
+	for (uint32_t h = 0; h < rows.n_heads; h++) {
+		const uint64_t from = (h * (uint64_t)lead->n_members + m) * n;
+
+		memcpy(part.acc + h * n * call->acc_floats, w->part.acc + from * call->acc_floats,
+			n * call->acc_floats * sizeof(float));
+		memcpy(part.m + h * n, w->part.m + from, n * sizeof(float));
+		memcpy(part.l + h * n, w->part.l + from, n * sizeof(float));
+	}
+	split_done(w, cut, &rows, n_rows);
+}
+
+/* Whoever sees nothing of the split: the mask says so. */
+static void unit_joined(struct worker *w, struct cut *lead, uint64_t i)
+{
+	struct plan *plan = w->plan;
+	const struct attn_split split = keys_split_at(&lead->seq, i);
+	const struct attn_seq *seqs[ROWS_PER_HEAD];
+	struct attn_part part = {
+		.call = &plan->call,
+		.seq = &lead->seq,
+		.joined = seqs,
+		.each = lead->q_block,
+		.rows = {.n_q = lead->n_members * lead->q_block, .n_heads = plan->call.geom.n_kv_heads},
+		.split = split,
+		.runs = w->runs,
+		.state = w->part,
+		.scratch = w->scratch,
+	};
+
+	for (uint32_t m = 0; m < lead->n_members; m++)
+		seqs[m] = &lead[m].seq;
+	part.n_runs = keys_runs(&plan->call, &lead->seq.s->table, &split, w->runs);
+	plan->isa->part(&part);
+	for (uint32_t m = 0; m < lead->n_members; m++)
+		joined_take(w, lead, m, i);
 }
 
 static void unit_of_group(struct worker *w, struct cut *lead, uint64_t unit)
 {
-	struct cut *cut = &lead[unit % lead->n_members];
-	const uint64_t split = unit / lead->n_members;
+	const uint64_t n_joined = lead->n_joined, rest = unit - n_joined;
+	struct cut *cut = &lead[rest % lead->n_members];
+	const uint64_t split = n_joined + rest / lead->n_members;
 
+	if (unit < n_joined) {
+		unit_joined(w, lead, unit);
+		return;
+	}
 	if (split < cut->seq.n_splits) /* members may be of unequal length */
 		unit_one_split(w, cut, split);
 }

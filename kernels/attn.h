@@ -77,6 +77,10 @@ struct attn_state {
 struct attn_part {
 	const struct attn_call *call;
 	const struct attn_seq *seq;
+	/* Sequences that have the split's keys in common, of @each queries in turn; NULL: that one alone.  TILED only,
+	 * all of one scale, q0 = 0. */
+	const struct attn_seq *const *joined;
+	uint32_t each;
 	struct attn_rows rows;
 	struct attn_split split;
 	const struct attn_run *runs; /* of the split, in order */
@@ -89,6 +93,7 @@ struct attn_part {
 /* One instruction set. */
 struct attn_isa {
 	const char *name;
+	bool joins; /* takes parts with several sequences */
 	size_t (*scratch_bytes)(const struct attn_call *call, uint32_t rows, uint32_t rows_per_head);
 	void (*part)(const struct attn_part *part);
 	/* @n elements of @type from and to f32 */
@@ -105,6 +110,18 @@ extern const struct attn_isa attn_isa_avx512amx;
 static inline uint32_t attn_row_count(const struct attn_call *call, const struct attn_rows *rows)
 {
 	return rows->n_heads * rows->n_q * call->group;
+}
+
+/* Whose query @q of the part's rows is. */
+static inline const struct attn_seq *attn_part_seq(const struct attn_part *part, uint32_t q)
+{
+	return part->joined ? part->joined[q / part->each] : part->seq;
+}
+
+/* Its row in that sequence. */
+static inline uint64_t attn_part_row(const struct attn_part *part, uint32_t q)
+{
+	return part->joined ? q % part->each : part->rows.q0 + q;
 }
 
 /* The log-sum of row @q of the rows, query head @q_head. */

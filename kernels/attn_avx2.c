@@ -221,6 +221,7 @@ TILED_ISA(vectors, TILED_VECTORS)
 
 const struct attn_isa attn_isa_avx2 = {
 	.name = "avx2",
+	.joins = true,
 	.scratch_bytes = scratch_by_vectors,
 	.part = part_by_vectors,
 	.store = tmpl_store,

@@ -211,6 +211,7 @@ VEC void vec_store_sums(float *p, vec a, vec b, vec c, vec d)
 	TILED_ISA(way, best) \
 	const struct attn_isa attn_isa_avx512##way = { \
 		.name = "avx512" #way, \
+		.joins = true, \
 		.scratch_bytes = scratch_by_##way, \
 		.part = part_by_##way, \
 		.store = tmpl_store, \

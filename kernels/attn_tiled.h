@@ -83,13 +83,14 @@ static void tiled_find(struct tiled *x)
 
 static uint64_t step_seen(const struct work *w, const struct tile *tile, uint32_t q)
 {
-	const int64_t p = w->part->seq->pos0 + (int64_t)(w->part->rows.q0 + q);
+	const struct attn_seq *seq = attn_part_seq(w->part, q);
+	const int64_t p = seq->pos0 + (int64_t)attn_part_row(w->part, q);
 	uint64_t seen = 0;
 
 	for (uint32_t s = 0; s < STREAMS; s++) {
 		const struct sub *sub = &tile->sub[s];
 
-		seen |= (sub->present & attn_seen(w->part->call, w->part->seq, p, sub->pos)) << s * SUB_TOKENS;
+		seen |= (sub->present & attn_seen(w->part->call, seq, p, sub->pos)) << s * SUB_TOKENS;
 	}
 	return seen;
 }
@@ -207,7 +208,9 @@ static const float *query_row(const struct work *w, uint32_t h, uint32_t r)
 	const uint32_t group = part->call->group;
 	const size_t head = (size_t)(part->rows.head0 + h) * group + r % group;
 
-	return part->seq->s->q + (part->rows.q0 + r / group) * part->seq->q_stride + head * part->call->geom.dim_k;
+	const struct attn_seq *seq = attn_part_seq(part, r / group);
+
+	return seq->s->q + attn_part_row(part, r / group) * seq->q_stride + head * part->call->geom.dim_k;
 }
 
 static void queries_turn(const struct work *w)

@@ -596,7 +596,8 @@ TARGET static void bend_row(const struct work *w, const struct tile *tile, uint3
 	if (!bend->distance)
 		return;
 	bend->slope = part->call->opts.alibi_slopes[(part->rows.head0 + h) * group + r % group];
-	bend->to_tile = (float)(part->seq->pos0 + (int64_t)(part->rows.q0 + r / group) - tile->sub[0].pos);
+	bend->to_tile = (float)(attn_part_seq(part, r / group)->pos0 + (int64_t)attn_part_row(part, r / group) -
+				tile->sub[0].pos);
 }
 
 /* @seen: by query */

@@ -557,8 +557,10 @@ int main(int argc, char **argv)
 		rows += decode_rows(types[i].name, types[i].type, tokens, reps);
 	rows += type_rows(tokens, reps);
 	rows += step_rows(tokens, reps);
-	for (uint32_t threads = 1; threads <= THREADS_MAX; threads++, rows++)
+	for (uint32_t threads = 1; threads <= THREADS_MAX; threads++, rows += 2) {
 		shared_row("f16", KVATTN_F16, tokens, threads, reps);
+		shared_row("bf16", KVATTN_BF16, tokens, threads, reps);
+	}
 	sgemm = sgemm_open();
 	for (enum order order = HND; order <= TILED; order += TILED, rows += 3) {
 		prefill_row("f16", KVATTN_F16, order, reps, sgemm);

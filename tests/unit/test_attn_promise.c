@@ -256,6 +256,62 @@ static void batch_company_changes_no_bit(void **state)
 }
 
 /* The last row alone, over the given blocks in the given places. */
+/* Blocks of the beginning are the same, what follows is each sequence's own, and one is not longer than the beginning. */
+static void check_beginning(uint32_t type, uint32_t n_q)
+{
+	enum { N = 9, HEADS = 2, GROUP = 4, DIM = 48, BLOCK = 16, COMMON = 2100 / BLOCK, LONGEST = 2300 };
+	const struct kvattn_shape shape = {1, HEADS, DIM, DIM, type, type, BLOCK};
+	const size_t row = (size_t)HEADS * GROUP * DIM;
+	float *k = floats((size_t)LONGEST * HEADS * DIM), *q = floats(N * n_q * row), *out = floats(N * n_q * row),
+	      *alone = floats(N * n_q * row);
+	const void *tables[N][LONGEST / BLOCK + 1];
+	struct kvattn_seq seqs[N];
+	struct kvattn_opts opts;
+	uint64_t seed = 5;
+	struct kv kv[N];
+
+	kvattn_opts_init(&opts, HEADS * GROUP);
+	for (uint32_t i = 0; i < N; i++) {
+		const uint64_t n = i == 4 ? 2050 : i == 7 ? COMMON * BLOCK : LONGEST - 17 * i;
+
+		noise_fill(&seed, k, (size_t)LONGEST * HEADS * DIM, 1);
+		noise_fill(&seed, q + i * n_q * row, n_q * row, 1);
+		kv_open(&kv[i], &shape, ORDER_TILED, n);
+		kv_fill(&kv[i], k, k);
+		seqs[i] = kv_seq(&kv[i], q + i * n_q * row, n_q, out + i * n_q * row);
+		for (uint64_t b = 0; b < kv[i].n_blocks; b++)
+			tables[i][b] = b < COMMON && i != 4 ? kv[0].blocks[b]
+				       : b < COMMON - 1	    ? kv[0].blocks[b]
+							    : kv[i].blocks[b];
+		seqs[i].table.blocks = tables[i];
+		seqs[i].q_end = i == 2 ? 1500 : 0; /* sees the beginning of the beginning */
+	}
+	for (uint32_t i = 0; i < N; i++) {
+		struct kvattn_seq one = seqs[i];
+
+		one.out = alone + i * n_q * row;
+		assert_int_equal(kvattn_attend(&kv[0].geom, &one, 1, &opts), 0);
+	}
+	for (opts.n_threads = 1; opts.n_threads <= 3; opts.n_threads += 2) {
+		memset(out, 0xff, N * n_q * row * sizeof(float));
+		assert_int_equal(kvattn_attend(&kv[0].geom, seqs, N, &opts), 0);
+		assert_memory_equal(alone, out, N * n_q * row * sizeof(float));
+	}
+	for (uint32_t i = 0; i < N; i++)
+		kv_close(&kv[i]);
+	free(k), free(q), free(out), free(alone);
+}
+
+static void sequences_with_a_common_beginning_have_the_bits_of_each_alone(void **state)
+{
+	static const uint32_t types[] = {KVATTN_F32, KVATTN_F16, KVATTN_BF16, KVATTN_I8, KVATTN_I4, KVATTN_FP8_E4M3};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(types); i++)
+		for (uint32_t n_q = 1; n_q <= 3; n_q += 2)
+			check_beginning(types[i], n_q);
+}
+
 static void last_row(
 	const struct whole *w, const struct kvattn_table *table, const struct kvattn_geom *geom, float *out)
 {
@@ -578,6 +634,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(group_sizes_change_no_bit_either),
 		cmocka_unit_test(thirty_seven_tokens_in_any_chunks_are_the_same),
 		cmocka_unit_test(batch_company_changes_no_bit),
+		cmocka_unit_test(sequences_with_a_common_beginning_have_the_bits_of_each_alone),
 		cmocka_unit_test(places_in_memory_change_no_bit),
 		cmocka_unit_test(a_table_without_the_hidden_blocks_gives_the_same_bits),
 		cmocka_unit_test(blocks_out_of_order_agree_within_rounding),
