@@ -173,7 +173,7 @@ $(BUILD)/test/test_engine_%: $(BUILD)/obj/tests/unit/test_engine_%.o $(BUILD)/ob
 	$(call test_program,$(ENGINE_LIBS) $(ATTN_LIBS))
 # both sides in one program: of the library only what such a test calls is seen, the rest would clash with the daemon
 $(BUILD)/obj/race.o: $(POOL_OBJ) $(BUILD)/obj/tests/unit/race_reader.o
-	$(Q)$(LD) -r $(objects) -o $@ && objcopy --keep-global-symbol=race_read --keep-global-symbol=race_find $@
+	$(Q)$(LD) -r $(objects) -o $@ && objcopy --keep-global-symbol=race_read --keep-global-symbol=race_find --keep-global-symbol=race_arrive $@
 $(BUILD)/test/test_race_%: $(BUILD)/fault/tests/unit/test_race_%.o $(BUILD)/obj/race.o $(BUILD)/fault/unit.a $(BUILD)/fault/daemon.a
 	$(call test_program,$(DAEMON_LIBS) $(CLIENT_LIBS))
 $(BUILD)/test/%: $(BUILD)/fault/tests/unit/%.o $(BUILD)/fault/unit.a $(BUILD)/fault/daemon.a

@@ -3,8 +3,12 @@
 
 #include <assert.h>
 #include <inttypes.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "events.h"
 #include "guard.h"
@@ -311,17 +315,25 @@ void block_hold(struct entry *e)
 	e->hold_until = daemon_tick(e->ns->d) + TICKS_PER_SECOND;
 }
 
-static void block_make_hot(struct entry *e, uint64_t slot, uint64_t used_bytes, uint32_t used_tokens)
+static void block_set_fields(const struct entry *e, uint64_t slot)
 {
-	struct ns *ns = e->ns;
-	struct kvp_block *block = &ns->blocks[slot];
-	struct index index = block_index(ns);
+	struct kvp_block *block = &e->ns->blocks[slot];
 
 	block->key = e->key;
 	block->parent = e->parent_key;
-	block->used_bytes = e->bytes = used_bytes;
-	block->used_tokens = e->used_tokens = used_tokens;
-	block->flags = 0;
+	block->used_bytes = e->bytes;
+	block->used_tokens = e->used_tokens;
+}
+
+static void block_make_hot(struct entry *e, uint64_t slot, uint64_t used_bytes, uint32_t used_tokens)
+{
+	struct ns *ns = e->ns;
+	struct index index = block_index(ns);
+
+	e->bytes = used_bytes;
+	e->used_tokens = used_tokens;
+	if (kvp_word_state(block_word(ns, slot)) != KVP_BLOCK_RESTORING || !atomic_load(&ns->blocks[slot].layers))
+		block_set_fields(e, slot); /* else they are there, and somebody may be reading them */
 	ns_slot(ns, slot)->who = e;
 	e->stamp = daemon_tick(ns->d);
 	block_set_word(ns, slot, kvp_word_generation(block_word(ns, slot)), KVP_BLOCK_PUBLISHED);
@@ -409,29 +421,69 @@ void block_publish_grant(struct member *member, const struct kvp_wire_item *item
 
 /* ---- fills: restores and copies ---- */
 
+/* Nothing is there yet, whatever an earlier block of the slot left in its fields: so a reader who was told the slot long
+   ago sees. */
+static void block_set_restoring(struct ns *ns, uint64_t slot)
+{
+	ns->blocks[slot].key = (struct kvp_key){{0, 0}};
+	atomic_store(&ns->blocks[slot].layers, 0);
+	block_set_word(ns, slot, kvp_word_generation(block_word(ns, slot)), KVP_BLOCK_RESTORING);
+}
+
 uint64_t block_begin_fill(struct ns *ns, struct entry *e)
 {
 	uint64_t slot = slot_pop_free(ns, TOPOLOGY_ANY, SLOT_NEAR | SLOT_FAR);
 
 	if (slot == NO_SLOT)
 		return slot;
-	ns->blocks[slot].key = (struct kvp_key){{0, 0}};
-	block_set_word(ns, slot, kvp_word_generation(block_word(ns, slot)), KVP_BLOCK_RESTORING);
+	block_set_restoring(ns, slot);
 	ns_slot(ns, slot)->who = e;
 	ns_slot(ns, slot)->io++;
 	return slot;
 }
 
+static void block_tell_layers(struct ns *ns, uint64_t slot, uint32_t layers)
+{
+	_Atomic uint32_t *at = &ns->blocks[slot].layers;
+
+	atomic_store(at, layers);
+	syscall(SYS_futex, at, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void block_arrive(struct entry *e, uint32_t layers)
+{
+	if (!atomic_load(&e->ns->blocks[e->fill].layers))
+		block_set_fields(e, e->fill);
+	block_tell_layers(e->ns, e->fill, layers);
+}
+
+bool block_arrives(const struct entry *e)
+{
+	return e->io == ENTRY_READING && atomic_load(&e->ns->blocks[e->fill].layers);
+}
+
 void block_drop_fill(struct ns *ns, uint64_t slot)
 {
+	uint64_t generation = kvp_word_generation(block_word(ns, slot)) + 1;
+
 	ns_slot(ns, slot)->io--;
-	block_free(ns, slot);
+	if (!atomic_load(&ns->blocks[slot].layers) || generation + 1 >= KVP_GENERATION_MAX) {
+		block_free(ns, slot);
+		return;
+	}
+	/* it was arriving, and somebody may hold it: whoever does learns that it never will, and the slot waits for them */
+	block_set_word(ns, slot, generation, KVP_BLOCK_TAKEN);
+	ns_slot(ns, slot)->who = NULL;
+	ns->d->set_aside = true;
+	block_tell_layers(ns, slot, KVP_LAYERS_VOID);
 }
 
 void block_publish_fill(struct entry *e, uint64_t slot)
 {
 	ns_slot(e->ns, slot)->io--;
 	block_make_hot(e, slot, e->bytes, e->used_tokens);
+	if (atomic_load(&e->ns->blocks[slot].layers))
+		block_tell_layers(e->ns, slot, 0); /* who waits sees the word */
 	events_stored(e, KVP_HIT_RAM);
 	block_hold(e);
 }
@@ -559,8 +611,10 @@ bool block_drop_slab(struct ns *ns, struct slab *slab)
 		} else if (state == KVP_BLOCK_GRANTED || (state == KVP_BLOCK_TAKEN && slab->slots[i].who)) {
 			grant_unlink(slab->slots[i].who, slot);
 			block_free(ns, slot);
-		} else if (state == KVP_BLOCK_TAKEN) {
+		} else if (state == KVP_BLOCK_TAKEN && ns->d->old_io) {
 			done = false; /* a dead daemon's read */
+		} else if (state == KVP_BLOCK_TAKEN) {
+			block_free(ns, slot); /* who pins it holds nothing any more */
 		} else if (state == KVP_BLOCK_PUBLISHED) {
 			block_set_word(ns, slot, kvp_word_generation(block_word(ns, slot)), KVP_BLOCK_DRAINING);
 			block_unpublish(slab->slots[i].who);
@@ -581,8 +635,7 @@ static bool block_move_to(struct entry *e, const struct slab *away_from, unsigne
 	to = slot_pop_free(ns, away_from->node, where);
 	if (to == NO_SLOT)
 		return false;
-	block_set_word(ns, to, kvp_word_generation(block_word(ns, to)), KVP_BLOCK_RESTORING);
-	ns->blocks[to].key = (struct kvp_key){{0, 0}};
+	block_set_restoring(ns, to);
 	/* The old place drains before the copy, so nobody reads it meanwhile: one memcpy between populated pages, no wait.
 	   Killed here, the next daemon puts the old place back and frees the new one. */
 	if (!block_drain(e)) {
@@ -791,15 +844,18 @@ void block_adopt_slab(struct ns *ns, struct slab *slab)
 				gauge_add(block_gauge(ns, state), 1);
 				continue;
 			}
-			if (state == KVP_BLOCK_GRANTED || !ns->d->old_io)
+			if (state == KVP_BLOCK_GRANTED ||
+				(!ns->d->old_io && !session_pins(ns->d, slab->place, i, NULL)))
 				break;
+			ns->d->set_aside = true;
 			gauge_add(&ns->row->counters.taken, 1);
 			continue;
 		case KVP_BLOCK_RESTORING:
-			if (!ns->d->old_io)
+			if (!ns->d->old_io && !session_pins(ns->d, slab->place, i, NULL))
 				break;
-			ns->blocks[slot].key = (struct kvp_key){{0, 0}};
+			ns->d->set_aside = true;
 			atomic_store(&ns->blocks[slot].word, kvp_word(generation + 1, KVP_BLOCK_TAKEN));
+			block_tell_layers(ns, slot, KVP_LAYERS_VOID);
 			gauge_add(&ns->row->counters.taken, 1);
 			continue;
 		default:
@@ -814,6 +870,7 @@ void block_adopt_slab(struct ns *ns, struct slab *slab)
 
 void block_release_set_aside(struct daemon *d)
 {
+	d->set_aside = false;
 	for (struct ns *ns = d->namespaces; ns; ns = ns->next)
 		for (uint32_t place = 0; place < ns->head->max_places; place++) {
 			struct slab *slab = d->slabs[place];
@@ -821,7 +878,11 @@ void block_release_set_aside(struct daemon *d)
 			for (uint32_t i = 0; slab && slab->ns == ns && i < slab->n_slots; i++) {
 				uint64_t slot = (uint64_t)place * ns->head->slots_per_slab + i;
 
-				if (!slab->slots[i].who && kvp_word_state(block_word(ns, slot)) == KVP_BLOCK_TAKEN)
+				if (slab->slots[i].who || kvp_word_state(block_word(ns, slot)) != KVP_BLOCK_TAKEN)
+					continue;
+				if (session_pins(d, place, i, NULL))
+					d->set_aside = true; /* somebody held it while it was arriving */
+				else
 					block_free(ns, slot);
 			}
 		}

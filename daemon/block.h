@@ -8,9 +8,11 @@
  *	GRANTED    FREE         block_release_grant: given back, or its owner is gone           generation + 1
  *	GRANTED    TAKEN        block_take: past its limit, the writer may still store          generation + 1
  *	TAKEN      FREE         block_release_grant: the writer gave it back or is gone         generation + 1
+ *	TAKEN      FREE         block_release_set_aside: nobody's I/O, nobody's pin             generation + 1
  *	RESTORING  PUBLISHED    block_publish after a good fill
  *	RESTORING  FREE         block_drop_fill: damaged, failed, cancelled                     generation + 1
- *	RESTORING  TAKEN        at a start, while a dead daemon's I/O still runs                generation + 1
+ *	RESTORING  TAKEN        at a start, while a dead daemon's I/O still runs, or pinned;
+ *	                        block_drop_fill: it was arriving, and somebody may hold it      generation + 1
  *	PUBLISHED  DRAINING     block_evict: nobody new will pin it
  *	DRAINING   PUBLISHED    block_evict: somebody had; or a new daemon found it so
  *	DRAINING   FREE         block_evict                                                     generation + 1
@@ -37,6 +39,10 @@ void block_take_late(struct daemon *d);
 /** block_begin_fill() - Return: a slot in RESTORING for @e, or NO_SLOT. */
 uint64_t block_begin_fill(struct ns *ns, struct entry *e);
 void block_drop_fill(struct ns *ns, uint64_t slot);
+/** block_arrive() - the first @layers layers of @e are in its fill, compared: who was told of it may use them */
+void block_arrive(struct entry *e, uint32_t layers);
+/** block_arrives() - is it being read, and may be used as far as it is there? */
+bool block_arrives(const struct entry *e);
 
 /** block_publish_grant() - KVP_MSG_PUBLISH for one item of an in-place namespace */
 void block_publish_grant(struct member *member, const struct kvp_wire_item *item, struct kvp_wire_result *result);
@@ -74,7 +80,8 @@ void block_repair_index(struct ns *ns);
 void block_adopt_published(struct ns *ns, struct slab *slab);
 /** block_adopt_slab() - last: go through all descriptors of a slab */
 void block_adopt_slab(struct ns *ns, struct slab *slab);
-/** block_release_set_aside() - the dead daemon's I/O has ended: TAKEN slots without an owner become free */
+/** block_release_set_aside() - no I/O of a dead daemon runs: TAKEN slots without an owner, pinned by nobody, become free.  Some
+ *  that are left: d->set_aside. */
 void block_release_set_aside(struct daemon *d);
 
 /** block_sweep() - go on counting held blocks, a bounded piece a call */

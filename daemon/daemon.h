@@ -70,6 +70,7 @@ struct daemon {
 
 	/* tier.c */
 	struct tier *tier;
+	bool set_aside; /* some slots are TAKEN and nobody's: looked at again by tier_tick() */
 	bool old_io; /* a dead daemon's I/O has not ended: its slots are set aside */
 
 	bool served; /* got as far as readiness */

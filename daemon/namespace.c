@@ -102,6 +102,7 @@ static void ns_free(struct ns *ns)
 	free(ns->heap.at);
 	free(ns->far_heap.at);
 	free(ns->ghosts);
+	free(ns->layers);
 	free(ns);
 }
 
@@ -358,7 +359,8 @@ static int ns_create(struct daemon *d, struct session *session, const struct kvp
 	if (r < 0)
 		return r;
 	birth.mode = join->mode ? join->mode : 0600;
-	birth.flags = join->flags & (KVP_NS_COPIED | KVP_NS_IN_PLACE | KVP_NS_SPILL_ZSTD | KVP_NS_SPILL_PLAIN);
+	birth.flags = join->flags &
+		      (KVP_NS_COPIED | KVP_NS_IN_PLACE | KVP_NS_SPILL_ZSTD | KVP_NS_SPILL_PLAIN | KVP_NS_LAYERS);
 	if (!(birth.flags & (KVP_NS_COPIED | KVP_NS_IN_PLACE)))
 		birth.flags |= birth.mode & 022 ? KVP_NS_COPIED : KVP_NS_IN_PLACE;
 	birth.cost_ns_per_token = join->cost_ns_per_token;

@@ -112,6 +112,8 @@ struct ns {
 	struct slab *open[TOPOLOGY_NODES_MAX]; /* by node: slabs with free slots, those in use longest first */
 	uint64_t n_writing; /* blocks whose cold copy is being written */
 	struct ns_pack pack;
+	struct spill_layers
+		*layers; /* KVP_NS_LAYERS: where they end, once a record was written or read; tier_layers() */
 	uint64_t sweep_held; /* counted so far in this round */
 	struct job *waits; /* requests without a slot yet, oldest first: tier.c's */
 	struct entry *restore_head, *restore_tail; /* ENTRY_QUEUED */

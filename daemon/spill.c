@@ -45,6 +45,7 @@ static struct transfer *transfer_new(struct spill *spill, enum transfer_kind kin
 	spill->n_used++;
 	t->record.bytes = 0;
 	t->packed = t->packing = false;
+	t->layers = NULL;
 	t->told = (struct spill_packed){0};
 	spill->n_writes += kind == TRANSFER_WRITE;
 	t->kind = kind;
@@ -221,6 +222,17 @@ static void write_before(struct io_op *op)
 	}
 	spill_record_encode(t->head + SPILL_PAGE, &t->spot, &t->record,
 		spill_hash_data(op->iov[1].iov_base, spill_data_bytes(&t->record)));
+	if (t->layers)
+		spill_record_set_layers(t->head + SPILL_PAGE, t->layers, op->iov[1].iov_base);
+}
+
+/* Of a whole block in a namespace with layers, going or lying plain. */
+static const struct spill_layers *layers_of(const struct spill *spill, const struct spill_record *record)
+{
+	const struct spill_layers *layers =
+		spill->opts.layers ? spill->opts.layers(spill->opts.owner, record->ns_id) : NULL;
+
+	return layers && layers->n && layers->ends[layers->n - 1] == record->bytes ? layers : NULL;
 }
 
 /* Headers and data as one write.  The segment's own header goes down with its first record. */
@@ -356,6 +368,7 @@ int spill_write(struct spill *spill, const struct spill_record *record, const vo
 		spill_submit(spill, &t->op);
 		return 0;
 	}
+	t->layers = layers_of(spill, record);
 	r = write_place(t);
 	if (r < 0)
 		transfer_free(t);
@@ -369,22 +382,30 @@ const struct spill_packed *spill_packed(const struct spill *spill)
 
 /* ---- read ---- */
 
-/* Is what came back the record that was asked for, every byte of it? Then the bytes are where they were wanted.
-   Return: 0; -EBADMSG; -ENOMEM. */
+/* Is what came back the header of the record that was asked for? Return: 0; -EBADMSG. */
+static int read_header(const struct transfer *t, struct spill_record *found, struct spill_hash *hash)
+{
+	if (spill_record_decode(t->head + SPILL_PAGE, &t->spot, found, hash) < 0)
+		return -EBADMSG;
+	/* the parent is no part of a block's identity, its key has it */
+	if (found->ns_id != t->record.ns_id || memcmp(&found->key, &t->record.key, sizeof(found->key)) ||
+		found->bytes != t->record.bytes || found->used_tokens != t->record.used_tokens)
+		return -EBADMSG;
+	if ((found->codec != SPILL_PLAIN) != t->packed || data_pages(spill_data_bytes(found)) != t->data_bytes)
+		return -EBADMSG; /* it is not as long as the table has it */
+	return 0;
+}
+
+/* Every byte of it? Then the bytes are where they were wanted. Return: 0; -EBADMSG; -ENOMEM. */
 static int read_take(const struct transfer *t)
 {
+	const void *data = t->packed ? t->pack : t->into;
 	struct spill_record found;
 	struct spill_hash hash;
 
-	if (spill_record_decode(t->head + SPILL_PAGE, &t->spot, &found, &hash) < 0)
+	if (read_header(t, &found, &hash) < 0)
 		return -EBADMSG;
-	/* the parent is no part of a block's identity, its key has it */
-	if (found.ns_id != t->record.ns_id || memcmp(&found.key, &t->record.key, sizeof(found.key)) ||
-		found.bytes != t->record.bytes || found.used_tokens != t->record.used_tokens)
-		return -EBADMSG;
-	if ((found.codec != SPILL_PLAIN) != t->packed || data_pages(spill_data_bytes(&found)) != t->op.iov[1].iov_len)
-		return -EBADMSG; /* it is not as long as the table has it */
-	if (!spill_hash_equal(hash, spill_hash_data(t->op.iov[1].iov_base, spill_data_bytes(&found))))
+	if (!spill_hash_equal(hash, spill_hash_data(data, spill_data_bytes(&found))))
 		return -EBADMSG;
 	return t->packed ? packer_unpack(t->spill->packer, t->pack, found.stored, t->into, found.bytes) : 0;
 }
@@ -413,17 +434,11 @@ static void read_measure(struct spill *spill, const struct transfer *t, int64_t 
 		*speed += (sample - *speed) / (*speed > 0 ? 16 : 1);
 }
 
-static void read_done(struct io_op *op, int64_t res)
+/* All of it has come, or will not. @res: bytes; -errno. */
+static void read_end(struct transfer *t, int64_t res)
 {
-	struct transfer *t = op->owner;
 	struct spill *spill = t->spill;
 
-	if (transfer_retried(t, res))
-		return;
-	if (t->kind == TRANSFER_LOST) {
-		transfer_end(t, -EBADMSG, t->place);
-		return;
-	}
 	read_measure(spill, t, res);
 	if (res >= 0) {
 		spill->stats.reads++;
@@ -438,6 +453,133 @@ static void read_done(struct io_op *op, int64_t res)
 	}
 	spill->segments[t->segment].n_readers--;
 	transfer_end(t, res < 0 ? (int)res : 0, t->place);
+}
+
+static void read_done(struct io_op *op, int64_t res)
+{
+	struct transfer *t = op->owner;
+
+	if (transfer_retried(t, res))
+		return;
+	if (t->kind == TRANSFER_LOST)
+		transfer_end(t, -EBADMSG, t->place);
+	else
+		read_end(t, res);
+}
+
+/* ---- read, in parts ---- */
+
+/* What has come without a gap is compared, layer by layer; a record without such checksums when all of it has. */
+static void parts_compare(struct transfer *t)
+{
+	const void *head = t->head + SPILL_PAGE;
+	uint64_t there = t->parts[t->n_parts_there - 1].end;
+	struct spill_record found;
+	struct spill_hash hash;
+
+	if (!t->layers_right && (t->bad = read_header(t, &found, &hash)) < 0)
+		return;
+	if (!spill_record_has_layers(head, t->layers)) {
+		if (t->n_parts_there == t->n_parts && (t->bad = read_take(t)) == 0)
+			t->layers_right = t->layers->n;
+		return;
+	}
+	while (t->layers_right < t->layers->n && t->layers->ends[t->layers_right] <= there) {
+		if (!spill_layer_is_right(head, t->into, t->layers, t->layers_right)) {
+			t->bad = -EBADMSG;
+			return;
+		}
+		t->layers_right++;
+	}
+}
+
+/* In the worker, which alone has the parts of a transfer until they are done. */
+static int64_t part_after(struct io_op *op, int64_t res)
+{
+	struct part *part = (struct part *)((char *)op - offsetof(struct part, op));
+	struct transfer *t = op->owner;
+	unsigned before = t->n_parts_there;
+
+	if (res < 0 && !(part->direct && (res == -EINVAL || res == -EOPNOTSUPP)))
+		t->bad = t->bad ? t->bad : (int)res;
+	part->there = res >= 0;
+	while (!t->bad && t->n_parts_there < t->n_parts && t->parts[t->n_parts_there].there)
+		t->n_parts_there++;
+	if (t->n_parts_there > before)
+		parts_compare(t);
+	part->layers_right = t->bad ? 0 : t->layers_right;
+	return res;
+}
+
+static void part_done(struct io_op *op, int64_t res)
+{
+	struct part *part = (struct part *)((char *)op - offsetof(struct part, op));
+	struct transfer *t = op->owner;
+	struct spill *spill = t->spill;
+
+	if (part->direct && (res == -EINVAL || res == -EOPNOTSUPP)) { /* as transfer_retried() */
+		spill_file_leave_direct(&spill->file, (int)-res);
+		part->direct = false;
+		spill_submit(spill, op);
+		return;
+	}
+	if (--t->n_parts_left) {
+		if (part->layers_right > t->layers_told)
+			spill->opts.layers_came(spill->opts.owner, t->owner, t->layers_told = part->layers_right);
+		return;
+	}
+	t->right = !t->bad && t->layers_right == t->layers->n;
+	free(t->parts);
+	t->parts = NULL;
+	read_end(t, t->bad && t->bad != -EBADMSG ? t->bad : (int64_t)(t->data_bytes + SPILL_PAGE));
+}
+
+/* Where a part ends: at a page, behind the layer that is nearest to an even share. */
+static uint64_t part_end(const struct transfer *t, unsigned i, unsigned n)
+{
+	uint64_t share = t->data_bytes / n * (i + 1);
+
+	for (uint32_t k = 0; i + 1 < n && k < t->layers->n; k++)
+		if (t->layers->ends[k] >= share)
+			return data_pages(t->layers->ends[k]);
+	return t->data_bytes;
+}
+
+static bool parts_submit(struct transfer *t, uint64_t off)
+{
+	uint64_t most = t->data_bytes / PART_MIN, at = 0;
+	unsigned n = most < PARTS_MAX ? (unsigned)most : PARTS_MAX;
+	struct part *parts = n > 1 ? calloc(n, sizeof(*parts)) : NULL;
+
+	if (!parts)
+		return false;
+	t->parts = parts;
+	t->n_parts = t->n_parts_there = t->layers_right = t->layers_told = 0;
+	t->bad = 0;
+	for (unsigned i = 0; i < n && at < t->data_bytes; i++) {
+		struct part *part = &parts[t->n_parts];
+		uint64_t end = part_end(t, i, n);
+		struct iovec data = {(char *)t->into + at, end - at};
+
+		if (end <= at)
+			continue;
+		part->end = end;
+		part->direct = t->spill->file.direct;
+		part->op = (struct io_op){.kind = IO_READ,
+			.fd = t->spill->file.fd,
+			.off = at ? off + SPILL_PAGE + at : off,
+			.iov = {at ? data : (struct iovec){t->head + SPILL_PAGE, SPILL_PAGE}, data},
+			.n_iov = at ? 1 : 2,
+			.done = part_done,
+			.after = part_after,
+			.owner = t};
+		at = end;
+		t->n_parts++;
+	}
+	t->n_parts_left = t->n_parts;
+	for (unsigned i = 0, all = t->n_parts; i < all; i++)
+		spill_submit(t->spill, &parts[i].op);
+	return true;
 }
 
 int spill_read(struct spill *spill, spill_place place, const struct spill_record *record, void *data,
@@ -468,11 +610,15 @@ int spill_read(struct spill *spill, spill_place place, const struct spill_record
 	t->spot = record_spot(spill, i, at);
 	t->packed = packed;
 	t->into = data;
+	t->data_bytes = data_bytes;
+	t->layers = packed ? NULL : layers_of(spill, record);
 	t->op.iov[0] = (struct iovec){t->head + SPILL_PAGE, SPILL_PAGE};
 	t->op.iov[1] = (struct iovec){packed ? t->pack : data, data_bytes};
 	spill->segments[i].n_readers++;
 	if (!spill->n_reads++)
 		spill->read_event_ns = loop_now();
+	if (t->layers && parts_submit(t, segment_off(spill, i) + (uint64_t)at->page * SPILL_PAGE))
+		return 0;
 	transfer_submit(t, IO_READ, segment_off(spill, i) + (uint64_t)at->page * SPILL_PAGE, 2, read_done);
 	return 0;
 }

@@ -58,6 +58,12 @@ struct spill_opts {
 	/* The store lets this record go: its segment is reclaimed, its flush failed, or it was found damaged.  May call
 	   spill_forget(), nothing else here. */
 	void (*gone)(void *owner, void *cookie);
+	/* Where the layers of this namespace's blocks end, whose records are then to have a checksum of each, and be told of while
+	   they come; NULL: it has none.  Valid as long as a transfer of such a block is under way.  Or NULL. */
+	const struct spill_layers *(*layers)(void *owner, uint64_t ns_id);
+	/* The first @layers layers are there, and are right, of what spill_read() was called for by @reader; more than told
+	   before, not yet all.  Its done() follows, and may bring an error all the same.  With layers() only. */
+	void (*layers_came)(void *owner, void *reader, uint32_t layers);
 	/* Recovery: a record was found. Return the cookie, or NULL: not wanted. A later one of the same key replaces the
 	   earlier: the caller calls spill_forget() for the one it does not keep.  *spill is set by then. */
 	void *(*found)(void *owner, const struct spill_record *record, spill_place place);

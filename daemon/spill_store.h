@@ -219,6 +219,14 @@ enum transfer_kind {
 	TRANSFER_LOST, /* a read of a record that is no more: ends through the engine like the others */
 };
 
+/* A piece of a record that is read by itself. */
+struct part {
+	struct io_op op;
+	uint64_t end; /* of the data in it and in those before */
+	bool there, direct;
+	uint32_t layers_right; /* of the transfer, when this one had come */
+};
+
 struct transfer {
 	struct transfer *next; /* while free */
 	struct spill *spill;
@@ -237,8 +245,16 @@ struct transfer {
 	uint8_t *head; /* two pages: for a segment's header and a record's */
 	const void *data; /* WRITE: the block's bytes */
 	void *into; /* READ: where they are to be */
+	uint64_t data_bytes; /* READ: of the record's data, whole pages */
 	bool packed; /* READ: it lies packed; WRITE: it goes down so */
 	bool packing; /* WRITE: it was to be packed */
+	const struct spill_layers *layers; /* WRITE: to be summed up; READ: as it is read in parts; else NULL */
+	struct part *parts; /* of a read in parts */
+	unsigned n_parts, n_parts_left;
+	unsigned n_parts_there; /* the worker's, as the next two: the first ones that have come, without a gap */
+	uint32_t layers_right; /* the first ones that were compared */
+	int bad; /* 0; -errno of a part, or of what was found in it */
+	uint32_t layers_told;
 	uint8_t *pack; /* packed bytes on their way, kept from one use to the next */
 	uint64_t pack_room;
 	struct spill_packed told;
@@ -283,6 +299,8 @@ struct spill {
 	struct spill_stats stats;
 };
 
+#define PARTS_MAX 4u /* a record is read in so many pieces at most, */
+#define PART_MIN (64u << 10) /* none much smaller */
 #define PACK_MOST (64u << 20) /* bytes of memory for packed records on their way; one longer than that goes alone */
 
 /** spill_submit() - every operation of a store that serves goes this way */

@@ -342,6 +342,8 @@ static int tier_open_spill(struct daemon *d, char message[256])
 			.device = tier->store_devices[i],
 			.owner = d,
 			.gone = tier_gone,
+			.layers = tier_layers,
+			.layers_came = tier_layers_came,
 			.found = tier_found,
 			.arrived = tier_store_arrived,
 			.joined = tier_store_joined,
@@ -497,9 +499,11 @@ void tier_tick(struct daemon *d)
 	tier_store_rows(d);
 	if (d->old_io && !pool_old_io(&d->pool)) {
 		d->old_io = false;
-		block_release_set_aside(d);
+		d->set_aside = true;
 		log_info("the last daemon's I/O has ended: its slots are free again");
 	}
+	if (d->set_aside && !d->old_io)
+		block_release_set_aside(d);
 	for (struct ns *ns = d->namespaces; ns; ns = ns->next) {
 		if (ns->emptying && loop_now() > ns->emptying_until_ns) {
 			slab_give_again(ns->emptying);

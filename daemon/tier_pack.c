@@ -32,7 +32,7 @@ static uint32_t pack_codec(const struct ns *ns)
 {
 	struct spill_stats stats;
 
-	if (ns->head->flags & KVP_NS_SPILL_PLAIN)
+	if (ns->head->flags & KVP_NS_SPILL_PLAIN || ns->head->flags & KVP_NS_LAYERS)
 		return SPILL_PLAIN;
 	if (!pack_is_auto(ns))
 		return ns->head->flags & KVP_NS_SPILL_ZSTD || !strcmp(ns->d->config.spill_compress, "zstd")

@@ -45,6 +45,7 @@ struct job {
 	uint64_t id;
 	struct loop_timer timer;
 	uint32_t n, n_left, node;
+	bool layers; /* RESTORE: a block that arrives will do */
 	uint32_t first; /* RESTORE: with this one it is answered; UINT32_MAX: when all are there */
 	struct waiter *waiters; /* RESTORE */
 	struct kvp_wire_found *found; /* RESTORE */
@@ -120,6 +121,9 @@ int tier_evict_oldest(struct ns *ns, uint64_t want, unsigned looks_max);
 
 /* ---- tier_restore.c ---- */
 
+/** tier_layers(), tier_layers_came() - for struct spill_opts */
+const struct spill_layers *tier_layers(void *owner, uint64_t ns_id);
+void tier_layers_came(void *owner, void *reader, uint32_t layers);
 /** tier_start_reads() - start reads of queued entries as long as slots and the store's queue allow */
 void tier_start_reads(struct ns *ns);
 

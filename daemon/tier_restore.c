@@ -8,6 +8,7 @@
 
 #include "block.h"
 #include "events.h"
+#include "kvpool_desc.h"
 #include "peer.h"
 #include "policy.h"
 #include "session.h"
@@ -48,7 +49,53 @@ static void tier_entry_missed(struct entry *e, enum kvp_miss_reason reason)
 	tier_entry_answer(e, (struct kvp_wire_found){.state = KVP_MISS, .reason = reason});
 }
 
+/* Those who take it as it comes have what they waited for; who waits for it in another namespace cannot name its slot. */
+static void tier_entry_arrives(struct entry *e)
+{
+	for (struct waiter **at = &e->waiters; *at;) {
+		struct waiter *waiter = *at;
+		struct job *job = waiter->job;
+
+		if (!job->layers || job->ns != e->ns) {
+			at = &waiter->next;
+			continue;
+		}
+		*at = waiter->next;
+		waiter->entry = NULL;
+		job->found[waiter->index] =
+			(struct kvp_wire_found){.state = KVP_HIT_RAM, .reason = KVP_WIRE_ARRIVES, .slot = e->fill};
+		if (--job->n_left == 0 || waiter->index == job->first)
+			job_answer_restore(job);
+	}
+}
+
 /* ---- reads ---- */
+
+const struct spill_layers *tier_layers(void *owner, uint64_t ns_id)
+{
+	struct ns *ns = ns_find(owner, ns_id);
+	const struct kvp_desc *desc = ns ? &ns->head->desc : NULL;
+
+	if (!ns || !(ns->head->flags & KVP_NS_LAYERS) || desc->layout == KVP_LAYOUT_OPAQUE || desc->n_layers < 2)
+		return NULL;
+	if (!ns->layers && (ns->layers = calloc(1, sizeof(*ns->layers)))) {
+		ns->layers->n = desc->n_layers;
+		for (uint32_t i = 0; i < desc->n_layers; i++)
+			ns->layers->ends[i] = kvp_tensor_off(desc, i + 1, KVP_K);
+	}
+	return ns->layers;
+}
+
+void tier_layers_came(void *owner, void *reader, uint32_t layers)
+{
+	struct entry *e = reader;
+
+	(void)owner;
+	if (e->slot != NO_SLOT || e->doomed)
+		return; /* published, or forgotten, meanwhile */
+	block_arrive(e, layers);
+	tier_entry_arrives(e);
+}
 
 /* How fast blocks come back, measured over all reads under way together. */
 static void tier_read_ended(struct tier *tier, uint64_t bytes, bool good)
@@ -322,6 +369,7 @@ void tier_restore(struct member *member, struct peer *peer, uint64_t msg_id, con
 		return;
 	}
 	job->n = n;
+	job->layers = flags & KVP_WIRE_LAYERS;
 	job->n_left = 1; /* not before all are looked at */
 	job->first = UINT32_MAX;
 	for (uint32_t i = 0; i < n; i++) {
@@ -353,6 +401,8 @@ void tier_restore(struct member *member, struct peer *peer, uint64_t msg_id, con
 		job->waiters[i] = (struct waiter){.next = e->waiters, .entry = e, .job = job, .index = i};
 		e->waiters = &job->waiters[i];
 		job->n_left++;
+		if (job->layers && block_arrives(e))
+			tier_entry_arrives(e);
 	}
 	tier_start_reads(ns);
 	if (ns->base)

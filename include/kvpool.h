@@ -239,6 +239,8 @@ enum kvp_ns_flags {
 	KVP_NS_SPILL_ZSTD =
 		64, /* when created: its blocks go to the spill store compressed, where that makes them shorter; */
 	KVP_NS_SPILL_PLAIN = 128, /* as they are; neither: as the daemon's spill-compress says */
+	KVP_NS_LAYERS =
+		256, /* when created: spilled blocks come back layer by layer (KVP_ACQUIRE_LAYERS); then they are plain */
 };
 
 struct kvp_ns_opts {
@@ -371,9 +373,7 @@ struct kvp_view {
 	const void *data; /* block_bytes, 4096-byte aligned, mapped read-only; unchanged until released */
 	uint64_t used_bytes;
 	uint32_t used_tokens;
-	uint32_t
-		layers_ready; /* the first n layers are there; all in this version: a block read back is usable when its
-				  checksum has been compared, and that is of all its bytes */
+	uint32_t layers_ready; /* the first n layers are there: all, but with KVP_ACQUIRE_LAYERS */
 	uint32_t hit; /* enum kvp_hit: where it was found */
 	uint32_t reason; /* enum kvp_miss_reason when hit == KVP_MISS */
 	struct kvp_ns *ns;
@@ -382,6 +382,7 @@ struct kvp_view {
 
 enum kvp_acquire_flags {
 	KVP_ACQUIRE_SOME = 1, /* do not wait for more than the first: what is usable then is given */
+	KVP_ACQUIRE_LAYERS = 2, /* a block that is being read back is given when its first layers are there */
 };
 
 /**
@@ -396,6 +397,17 @@ enum kvp_acquire_flags {
  */
 KVP_API int64_t kvp_acquire(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint32_t flags,
 	uint64_t deadline_ns, struct kvp_view *views);
+
+/**
+ * kvp_view_wait_layer() - wait until a layer of a view that KVP_ACQUIRE_LAYERS gave is there
+ * In namespaces made with KVP_NS_LAYERS a block that is read back is given as soon as its first layers have come and were
+ * compared: view->layers_ready says how many, this call waits for one more (and brings layers_ready up to date).  Layers
+ * from layers_ready on must not be looked at.  A read that fails in the middle ends the hold: what was computed from the
+ * block's layers is right, but the rest never comes; release the view and take the block for a miss.  No system call
+ * when the layer is there.
+ * Return: 0; -KVP_ETIMEDOUT; -KVP_ESTALE: it will not come; -KVP_EINVAL.
+ */
+KVP_API int kvp_view_wait_layer(struct kvp_view *view, uint32_t layer, uint64_t deadline_ns);
 
 /** kvp_prefetch() - start reads of spilled blocks, do not wait. Return: reads started or under way; -KVP_EINVAL; -KVP_EDETACHED. */
 KVP_API int64_t kvp_prefetch(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n);

@@ -150,8 +150,18 @@ static inline enum kvp_block_state kvp_word_state(uint64_t word)
  * After using a block (acquire fence) a reader whose hold can be revoked reads the word once more: same generation and
  * PUBLISHED or DRAINING, else what it read is void.
  * Publish: fields, then word (release), then the index hint.
+ * A block that arrives: RESTORING with layers > 0.  No hint leads there, only a RESTORE's answer.  Its fields are stored, and
+ *          of its bytes the first `layers` layers have landed and were compared.
+ *   reader:  w = word, RESTORING, layers > 0? | daemon (the read failed): word = (generation + 1, TAKEN) (*)
+ *            pins[slot].count += 1 (*)        |                           layers = KVP_LAYERS_VOID, wake
+ *            word == w and layers > 0 still,  |                           any count of any counted session > 0 ? (*)
+ *              or w's generation, PUBLISHED (*)|                           no: word = (generation + 2, FREE); else later
+ *            session, slab, key as ever       | daemon (all is right): word = (generation, PUBLISHED), and so on
+ *            any no: count -= 1, read it as a miss, or look again
+ *          Then it may use the layers below the count, and further ones as the count grows (acquire) or the block is
+ *          published.  Another generation: its hold is void.
  * Crash:   DRAINING is put back by the next daemon; RESTORING is set aside until the dead one's ring has ended;
- *          GRANTED stays with its owner as long as that lives; pins of a dead session vanish with its object.
+ *          and as long as somebody pins it, its generation + 1; GRANTED stays with its owner as long as that lives; pins of a dead session vanish with its object.
  * Wrap:    a slot whose generation is KVP_GENERATION_MAX is RETIRED.
  */
 struct kvp_block {
@@ -161,8 +171,11 @@ struct kvp_block {
 	uint64_t slab_number; /* the slab's identity: a reader's mapping must be of this very one */
 	uint64_t used_bytes; /* stored length, at most block_bytes */
 	uint32_t used_tokens;
-	uint32_t flags;
+	_Atomic uint32_t
+		layers; /* RESTORING: the first so many are there, 0: none; futex.  KVP_LAYERS_VOID: they never will be */
 };
+#define KVP_LAYERS_VOID UINT32_MAX
+static_assert(offsetof(struct kvp_block, layers) == 60, "layout v1");
 static_assert(sizeof(struct kvp_block) == 64, "one cache line, two slots never share one");
 static_assert(offsetof(struct kvp_block, key) == 8, "layout v1");
 static_assert(offsetof(struct kvp_block, parent) == 24, "layout v1");

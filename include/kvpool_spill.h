@@ -40,6 +40,7 @@
 #define SPILL_SEGMENT_MAX (4ull << 30)
 #define SPILL_START_MAX 0xfffffffeu /* the upper half of a sequence number */
 #define SPILL_DROPS_MAX 128u
+#define SPILL_LAYERS_MAX 128u
 
 #define SPILL_SUPER_MAGIC 0x45524f545350564bull /* "KVPSTORE" */
 #define SPILL_SEGMENT_MAGIC 0x544d47455350564bull /* "KVPSEGMT" */
@@ -120,7 +121,10 @@ struct spill_disk_record {
 	uint64_t data_hash[2]; /* XXH3-128 of the data as it lies here, without padding */
 	uint64_t stored; /* version 2: bytes of the data as it lies here; the block has more */
 	uint32_t codec; /* version 2: enum spill_codec */
-	uint8_t zero[3956];
+	uint32_t n_layers; /* 0: none of what follows */
+	uint64_t
+		layer_hash[SPILL_LAYERS_MAX]; /* XXH3-64 of each layer's bytes, one behind the other, all of the data */
+	uint8_t zero[2928];
 	uint64_t checksum;
 };
 static_assert(offsetof(struct spill_disk_record, version) == 8, "store format 1");
@@ -137,6 +141,7 @@ static_assert(offsetof(struct spill_disk_record, flags) == 100, "store format 1"
 static_assert(offsetof(struct spill_disk_record, data_hash) == 104, "store format 1");
 static_assert(offsetof(struct spill_disk_record, stored) == 120, "store format 1");
 static_assert(offsetof(struct spill_disk_record, codec) == 128, "store format 1");
+static_assert(offsetof(struct spill_disk_record, layer_hash) == 136, "store format 1");
 static_assert(offsetof(struct spill_disk_record, checksum) == SPILL_PAGE - 8, "store format 1");
 static_assert(sizeof(struct spill_disk_record) == SPILL_PAGE, "store format 1");
 
@@ -440,6 +445,46 @@ static inline void spill_record_encode(
 		disk->codec = htole32(record->codec);
 	}
 	spill_page_end(page);
+}
+
+/* Where a block's layers end, each behind the one before; the last one is the block's end. */
+struct spill_layers {
+	uint32_t n; /* 0: it has none */
+	uint64_t ends[SPILL_LAYERS_MAX];
+};
+
+static inline uint64_t spill_layer_hash(const void *data, const struct spill_layers *layers, uint32_t i)
+{
+	uint64_t from = i ? layers->ends[i - 1] : 0;
+
+	return XXH3_64bits((const char *)data + from, layers->ends[i] - from);
+}
+
+/** spill_record_set_layers() - into an encoded header, that of a plain record: @data's layers */
+static inline void spill_record_set_layers(void *page, const struct spill_layers *layers, const void *data)
+{
+	struct spill_disk_record *disk = page;
+
+	disk->n_layers = htole32(layers->n);
+	for (uint32_t i = 0; i < layers->n; i++)
+		disk->layer_hash[i] = htole64(spill_layer_hash(data, layers, i));
+	spill_page_end(page);
+}
+
+/** spill_record_has_layers() - does a header that was decoded tell of as many? */
+static inline bool spill_record_has_layers(const void *page, const struct spill_layers *layers)
+{
+	const struct spill_disk_record *disk = page;
+
+	return layers->n && le32toh(disk->n_layers) == layers->n && le32toh(disk->version) == SPILL_VERSION;
+}
+
+static inline bool spill_layer_is_right(
+	const void *page, const void *data, const struct spill_layers *layers, uint32_t i)
+{
+	const struct spill_disk_record *disk = page;
+
+	return le64toh(disk->layer_hash[i]) == spill_layer_hash(data, layers, i);
 }
 
 static inline int spill_record_decode(

@@ -152,6 +152,7 @@ struct kvp_wire_batch {
 #define KVP_WIRE_FIRST \
 	4u /* RESTORE: answer as soon as the first key is there or is not coming, go on reading the others; misses
 			     are counted when the first key is one */
+#define KVP_WIRE_LAYERS 8u /* RESTORE: a block whose first layers are there is there (KVP_WIRE_ARRIVES) */
 
 struct kvp_wire_item {
 	uint64_t slot; /* of the grant, or of the staging object with KVP_ITEM_STAGED */
@@ -186,6 +187,8 @@ struct kvp_wire_found {
 	uint64_t slot; /* with KVP_HIT_RAM: a hint */
 };
 
+#define KVP_WIRE_ARRIVES \
+	2u /* it is being read back into the slot named, and some layers are there: struct kvp_block says how to hold it */
 #define KVP_WIRE_RESTORED 1u /* it had to be read back for this: a hit of the spill store */
 
 struct kvp_wire_stage {

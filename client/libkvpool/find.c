@@ -109,6 +109,51 @@ enum found find_pin_slot(struct ns_map *map, uint64_t slot, const struct kvp_key
 	return slot_try(map, slot, key, spot);
 }
 
+enum found find_pin_arriving(
+	struct ns_map *map, uint64_t slot, const struct kvp_key *key, struct spot *spot, uint32_t *layers)
+{
+	const struct kvp_block *block;
+	const struct slab_map *slab;
+	struct kvp_pin *pin;
+	uint64_t word, again;
+	uint32_t place;
+
+	if (slot >= map->n_slots)
+		return FOUND_NOT;
+	place = slot_place(map, slot);
+	slab = atomic_load_explicit(&map->ro[place], memory_order_acquire);
+	if (!slab || slab->number != atomic_load_explicit(&map->slabs[place].number, memory_order_acquire))
+		return FOUND_UNMAPPED;
+	block = &map->blocks[slot];
+	word = atomic_load_explicit(&block->word, memory_order_acquire);
+	if (kvp_word_state(word) != KVP_BLOCK_RESTORING)
+		return FOUND_NOT;
+	pin = slot_pin(map, slot);
+	atomic_fetch_add_explicit(&pin->count, 1, memory_order_seq_cst);
+	*layers = atomic_load_explicit(&block->layers, memory_order_seq_cst);
+	again = atomic_load_explicit(&block->word, memory_order_seq_cst);
+	if (kvp_word_generation(again) == kvp_word_generation(word) && kvp_word_state(again) == KVP_BLOCK_PUBLISHED)
+		*layers = UINT32_MAX;
+	else if (again != word || *layers == KVP_LAYERS_VOID)
+		*layers = 0;
+	if (!*layers || !atomic_load_explicit(&map->session->head->word, memory_order_seq_cst) ||
+		block->slab_number != slab->number || !block_has_key(block, key)) {
+		pin_drop(pin);
+		return FOUND_NOT;
+	}
+	atomic_store_explicit(&pin->stamp, atomic_load_explicit(&map->session->header->tick, memory_order_relaxed),
+		memory_order_relaxed);
+	*spot = (struct spot){.map = map,
+		.slot = slot,
+		.generation = kvp_word_generation(word),
+		.data = slab->base + ((uint32_t)slot - place * map->slots_per_slab) * map->block_stride,
+		.used_bytes = block->used_bytes,
+		.used_tokens = block->used_tokens,
+		.block = block,
+		.pin = pin};
+	return FOUND_PINNED;
+}
+
 static HOT bool block_lost(const struct kvp_block *block, uint64_t generation)
 {
 	uint64_t word;
@@ -286,6 +331,7 @@ static HOT bool view_take(struct kvp_view *view, struct kvp_ns *ns, const struct
 	hold->generation = spot->generation;
 	hold->block = spot->block;
 	hold->pin = spot->pin;
+	hold->arriving = 0;
 	/* field by field: a whole one would be cleared first, with a string instruction; the rest of opaque is not looked at */
 	view->data = spot->data;
 	view->used_bytes = spot->used_bytes;
@@ -323,6 +369,18 @@ static inline bool hold_is_dead(const struct hold *hold)
 	return atomic_load_explicit(&process_forked, memory_order_relaxed) && atomic_load(&hold_client(hold)->dead);
 }
 
+/* As block_lost(), of a hold: one that was given while its block was being read back stands meanwhile, too. */
+static HOT bool hold_lost(const struct hold *hold)
+{
+	uint64_t word;
+
+	if (__builtin_expect(!block_lost(hold->block, hold->generation), 1))
+		return false;
+	word = atomic_load_explicit(&hold->block->word, memory_order_relaxed);
+	return !hold->arriving || kvp_word_generation(word) != hold->generation ||
+	       (kvp_word_state(word) != KVP_BLOCK_RESTORING && block_lost(hold->block, hold->generation));
+}
+
 /* Return: true: the hold had been lost. */
 static HOT bool view_release(struct kvp_view *view)
 {
@@ -333,7 +391,7 @@ static HOT bool view_release(struct kvp_view *view)
 	if (!hold || hold->kind != HOLD_VIEW)
 		return false; /* released before, or never given */
 	if (!hold_is_dead(hold)) {
-		lost = block_lost(hold->block, hold->generation);
+		lost = hold_lost(hold);
 		pin_drop(hold->pin);
 	}
 	if (lost)
@@ -372,13 +430,14 @@ int kvp_lost(const struct kvp_view *views, uint32_t n)
 		const struct hold *hold = views[i].data ? hold_get(views[i].opaque[0]) : NULL;
 
 		if (hold && hold->kind == HOLD_VIEW && !hold_is_dead(hold))
-			lost += block_lost(hold->block, hold->generation);
+			lost += hold_lost(hold);
 	}
 	return lost;
 }
 
 /* ---- acquire ---- */
 
+#define VIEW_ARRIVES 2u /* in opaque of a view that is not filled yet: 1 + the slot it is being read back into, or 0 */
 #define VIEW_RESTORED 1u /* in opaque of a view that is not filled yet: it was read back for this call */
 
 struct acquire {
@@ -390,6 +449,7 @@ struct acquire {
 	uint32_t at; /* usable so far */
 	uint32_t asked_to; /* keys before this came by RESTORE */
 	bool some; /* KVP_ACQUIRE_SOME */
+	bool layers; /* KVP_ACQUIRE_LAYERS */
 	uint64_t deadline_ns;
 	uint64_t tokens[2], hits[2]; /* ram, spill */
 	uint32_t reason; /* of the first miss, as far as is known here */
@@ -420,6 +480,32 @@ static HOT bool acquire_take(struct acquire *a, const struct spot *spot)
 	return true;
 }
 
+/* The key at a->at was said to arrive in a slot. Return: true: it is given as far as it is there. */
+static __attribute__((noinline)) bool acquire_arriving(struct acquire *a)
+{
+	struct kvp_view *view = &a->views[a->at];
+	uint64_t slot = a->layers && a->at < a->asked_to ? view->opaque[VIEW_ARRIVES] : 0;
+	struct hold *hold;
+	struct spot spot;
+	uint32_t layers;
+	enum found r;
+
+	if (!slot--)
+		return false;
+	r = find_pin_arriving(a->map, slot, &a->keys[a->at], &spot, &layers);
+	if (r == FOUND_UNMAPPED && slot < a->map->n_slots &&
+		map_ahead(a->map, slot_place(a->map, slot), a->deadline_ns) > 0)
+		r = find_pin_arriving(a->map, slot, &a->keys[a->at], &spot, &layers);
+	if (r != FOUND_PINNED || !acquire_take(a, &spot))
+		return false;
+	hold = hold_get(view->opaque[0]);
+	if (layers < view->layers_ready) {
+		view->layers_ready = layers;
+		hold->arriving = 1;
+	}
+	return true;
+}
+
 /* Pin from a->at on as long as the keys are in DRAM. */
 static void acquire_run(struct acquire *a)
 {
@@ -438,8 +524,10 @@ static void acquire_run(struct acquire *a)
 			index_prefetch(a->map, &a->keys[a->at + PREFETCH_AHEAD]);
 		if (a->at + GUESS_AHEAD < a->n)
 			*guess = slot_guess(a->map, &a->keys[a->at + GUESS_AHEAD], true);
-		if (pinned ? !acquire_take(a, &spot) : !acquire_slowly(a, &slow) || !acquire_take(a, &slow))
-			return;
+		if (pinned ? !acquire_take(a, &spot) : !acquire_slowly(a, &slow) || !acquire_take(a, &slow)) {
+			if (pinned || !acquire_arriving(a))
+				return;
+		}
 	}
 }
 
@@ -466,7 +554,8 @@ static bool acquire_restore(struct acquire *a)
 	struct request *request;
 	bool more = false;
 
-	request = restore_request(a->map, a->keys + a->at, n, a->some ? KVP_WIRE_FIRST : 0, a->deadline_ns);
+	request = restore_request(a->map, a->keys + a->at, n,
+		(a->some ? KVP_WIRE_FIRST : 0) | (a->layers ? KVP_WIRE_LAYERS : 0), a->deadline_ns);
 	if (request && request_call(&request, a->deadline_ns + RESTORE_SLACK_MS * MS) == 0) {
 		for (uint32_t i = 0; i < n && (i + 1) * sizeof(struct kvp_wire_found) <= request->body_bytes; i++) {
 			struct kvp_view *view = &a->views[a->at + i];
@@ -477,10 +566,12 @@ static bool acquire_restore(struct acquire *a)
 			if (i == 0)
 				more = found.state == KVP_HIT_RAM;
 			restored = found.state == KVP_HIT_RAM &&
-				   (found.reason == KVP_WIRE_RESTORED ||
+				   (found.reason == KVP_WIRE_RESTORED || found.reason == KVP_WIRE_ARRIVES ||
 					   (a->at + i < a->asked_to && view->opaque[VIEW_RESTORED]));
 			view_miss(view, a->ns, found.state, found.reason);
 			view->opaque[VIEW_RESTORED] = restored;
+			if (found.state == KVP_HIT_RAM && found.reason == KVP_WIRE_ARRIVES)
+				view->opaque[VIEW_ARRIVES] = found.slot + 1;
 		}
 		a->asked_to = a->at + n;
 	}
@@ -608,15 +699,16 @@ static __attribute__((noinline)) int64_t acquire_checked(struct kvp_ns *ns, cons
 		return r;
 	if (n && (!keys || !views))
 		return fail(-KVP_EINVAL, "keys and views: a null pointer");
-	if (flags & ~(uint32_t)KVP_ACQUIRE_SOME)
-		return fail(-KVP_EINVAL, "flags: %#x, only KVP_ACQUIRE_SOME is known", flags);
+	if (flags & ~(uint32_t)(KVP_ACQUIRE_SOME | KVP_ACQUIRE_LAYERS))
+		return fail(-KVP_EINVAL, "flags: %#x, only KVP_ACQUIRE_SOME and _LAYERS are known", flags);
 	return acquire_many(&(struct acquire){.ns = ns,
 		.map = atomic_load_explicit(&ns->map, memory_order_acquire),
 		.keys = keys,
 		.views = views,
 		.n = n,
 		.deadline_ns = deadline_ns,
-		.some = flags & KVP_ACQUIRE_SOME});
+		.some = flags & KVP_ACQUIRE_SOME,
+		.layers = flags & KVP_ACQUIRE_LAYERS});
 }
 
 int64_t kvp_acquire(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint32_t flags, uint64_t deadline_ns,

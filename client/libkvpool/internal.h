@@ -353,7 +353,8 @@ struct hold {
 	uint64_t generation;
 	const struct kvp_block *block; /* of a view */
 	struct kvp_pin *pin;
-	uint64_t pad[2]; /* one cache line */
+	uint64_t arriving; /* of a view: 1: it was given while it was being read back */
+	uint64_t pad; /* one cache line */
 };
 #define CHUNK_HOLDS 4096u
 #define CHUNKS_MAX 16384u
@@ -568,6 +569,10 @@ bool find_look(struct ns_map *map, const struct kvp_key *key, enum lookup how);
 enum found find_pin(struct ns_map *map, const struct kvp_key *key, struct spot *spot);
 /** find_pin_slot() - pin one slot if it holds @key */
 enum found find_pin_slot(struct ns_map *map, uint64_t slot, const struct kvp_key *key, struct spot *spot);
+/** find_pin_arriving() - pin a block that is being read back, in the slot that a RESTORE's answer named, as far as it is there.
+ *  @layers: the first that are; UINT32_MAX: all. FOUND_UNMAPPED: the slab is not mapped. */
+enum found find_pin_arriving(
+	struct ns_map *map, uint64_t slot, const struct kvp_key *key, struct spot *spot, uint32_t *layers);
 /** find_pin_wait() - as find_pin(), mapping the slab if need be by the deadline */
 enum found find_pin_wait(struct ns_map *map, const struct kvp_key *key, uint64_t deadline_ns, struct spot *spot);
 /** spot_unpin() - Return: true: the hold had been lost. */

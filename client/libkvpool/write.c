@@ -144,6 +144,8 @@ int kvp_reserve_extend(const struct kvp_view *view, uint32_t used_tokens, uint32
 	r = ns_bad(view->ns);
 	if (r < 0)
 		return (int)r;
+	if (view->layers_ready < view->ns->join.desc.n_layers)
+		return fail(-KVP_EINVAL, "view: its layers are still being read: wait for the last one");
 	if (used_tokens > view->used_tokens)
 		return fail(-KVP_EINVAL, "used_tokens: %u of %u", used_tokens, view->used_tokens);
 	r = kvp_reserve(view->ns, 1, flags, after_ms(TRY_MS), block);

@@ -23,6 +23,11 @@
  *   BREAK_DROP          pins of a dead session are counted for ever
  *   BREAK_LIST          a client asks for new grants before it has listed the old ones to a new daemon (with WRITER)
  *   BREAK_EXISTS        a writer that hears EXISTS drops its own block before it has pinned the other (with EXISTS)
+ *   ARRIVE: a block that is being read back is pinned by those who were told its slot, its bytes used one after the other
+ *   BREAK_LAYER    a reader uses the second byte before it is said to be there (with ARRIVE)
+ *   BREAK_VERIFY   the first byte is said to be there before it has landed and was compared (with ARRIVE)
+ *   BREAK_REUSE    the slot of a read that failed is given out without a look at the pins (with ARRIVE)
+ *   BREAK_ARRIVED  a new daemon frees a slot that was arriving, though somebody may hold it (with ARRIVE)
  *   BREAK_HOLD          a block read back for somebody may go again before that one has pinned it (with HOLD)
  *   BREAK_MOVE          a block that moves leaves its old place before it is published at the new one (with MOVE)
  *   BREAK_TWICE         of a block found twice a new daemon keeps the one it meets first (with MOVE)
@@ -69,7 +74,7 @@
 #define S_OPEN 1
 #define S_CLOSED 2
 
-typedef Slot { byte st; byte gen; byte key; byte b0; byte b1 }
+typedef Slot { byte st; byte gen; byte key; byte b0; byte b1; byte lay }
 typedef Pins { byte n[NSLOT] }
 
 Slot s[NSLOT];
@@ -80,6 +85,8 @@ bool alive[NSESS];                      /* kernel's knowledge: is the process th
 bool gone[NSESS];                       /* model only: this client will never come back */
 
 byte dma_pc, dma_slot, dma_key;         /* one read in flight */
+byte told[NKEY + 1] = NONE;             /* ARRIVE: where readers were told that a block arrives; stale for ever */
+bool dma_bad;                           /* ARRIVE: what landed is not what was written */
 bool dma_mine;                          /* the completion belongs to the living daemon */
 
 byte w_msg, w_slot, w_gen, w_key, w_ans;/* writer's mailbox: 0 none, 1 reserve, 2 publish, 3 give back */
@@ -110,7 +117,7 @@ byte i_;
 #ifdef RETIRE
 inline set_free(i) { if :: s[i].gen == GEN - 1 -> s[i].st = RETIRED :: else -> NEXTGEN(i); s[i].st = FREE fi; s[i].key = 0 }
 #else
-inline set_free(i) { NEXTGEN(i); s[i].st = FREE; s[i].key = 0 }
+inline set_free(i) { NEXTGEN(i); s[i].st = FREE; s[i].key = 0; s[i].lay = 0 }
 #endif
 
 #ifdef HOLD
@@ -118,6 +125,7 @@ inline set_free(i) { NEXTGEN(i); s[i].st = FREE; s[i].key = 0 }
 #else
 #define FORGET skip
 #endif
+#define STANDS (s[h].gen == g && (s[h].st == RESTORING || s[h].st == PUB || s[h].st == DRAIN))
 proctype Reader(byte me)
 {
 	byte pc, k, h, g, v0, v1;
@@ -140,6 +148,26 @@ proctype Reader(byte me)
 		if :: h != NONE -> pc = 1 :: else -> k = 0; h = 0 fi }
 #endif
 	:: atomic { pc == 0 -> pc = 20; gone[me] = true; alive[me] = false; goto out }
+#ifdef ARRIVE
+	/* ---- a block that arrives, in the slot that was told */
+	:: atomic { pc == 0 && sess[me] == S_OPEN -> if :: k = 1 :: k = 2 fi; h = told[k];
+		if :: h != NONE && s[h].st == RESTORING && s[h].lay > 0 -> g = s[h].gen; pc = 41 :: else -> k = 0; h = 0 fi }
+	:: atomic { pc == 41 -> pin[me].n[h]++; pc = 42 }
+	:: atomic { pc == 42 -> if :: ((s[h].st == RESTORING && s[h].lay > 0) || s[h].st == PUB) && s[h].gen == g -> pc = 43 :: else -> pc = 10 fi }
+	:: atomic { pc == 43 -> if :: sess[me] == S_OPEN -> pc = 44 :: else -> pc = 10 fi }
+	:: atomic { pc == 44 -> if :: s[h].key == k -> pc = 45 :: else -> pc = 10 fi }
+	:: atomic { pc == 45 -> v0 = s[h].b0; pc = 46 }
+	:: atomic { pc == 46 -> if :: STANDS -> assert(v0 == k); pc = 47 :: else -> pc = 10 fi }
+	/* the second one: there once the block is published; or no longer waited for */
+#ifdef BREAK_LAYER
+	:: atomic { pc == 47 -> pc = 48 }
+#else
+	:: atomic { pc == 47 && STANDS && s[h].st != RESTORING -> pc = 48 }
+#endif
+	:: atomic { pc == 47 -> pc = 10 }
+	:: atomic { pc == 48 -> v1 = s[h].b1; pc = 49 }
+	:: atomic { pc == 49 -> if :: STANDS -> assert(v1 == k) :: else fi; pc = 10 }
+#endif
 	/* the daemon no longer counts this session: ask for a new one */
 	:: atomic { pc == 0 && sess[me] == S_NONE -> sess[me] = S_OPEN }
 	/* 1: first look at the word */
@@ -267,7 +295,11 @@ proctype Device()
 end:	do
 	:: atomic { dma_pc == 1 -> s[dma_slot].b0 = dma_key; dma_pc = 2 }
 	:: atomic { dma_pc == 2 -> s[dma_slot].b1 = dma_key; dma_pc = 3 }
-	:: atomic { dma_pc == 3 && !dma_mine -> dma_pc = 0; dma_slot = 0; dma_key = 0 }    /* nobody reaps it: old ring ends */
+#ifdef ARRIVE
+	:: atomic { dma_pc == 1 -> s[dma_slot].b0 = 0; dma_bad = true; dma_pc = 2 }
+	:: atomic { dma_pc == 2 -> s[dma_slot].b1 = 0; dma_bad = true; dma_pc = 3 }
+#endif
+	:: atomic { dma_pc == 3 && !dma_mine -> dma_pc = 0; dma_bad = false; dma_slot = 0; dma_key = 0 }    /* nobody reaps it: old ring ends */
 	od
 }
 
@@ -331,12 +363,35 @@ proctype Daemon()
 		if :: hint[k] != NONE -> k = 0; v = 0; pc = 0
 		   :: else -> assert(!w_has[v]); s[v].st = RESTORING; pc = 10
 		fi }
-	:: atomic { UP(10) -> dma_slot = v; dma_key = k; dma_pc = 1; dma_mine = true; v = 0; k = 0; pc = 0 }
+	:: atomic { UP(10) -> dma_slot = v; dma_key = k; dma_pc = 1; dma_bad = false; dma_mine = true; v = 0; k = 0; pc = 0 }
 	:: atomic { UP(0) && dma_pc == 3 && dma_mine -> v = dma_slot; k = dma_key; dma_pc = 0; dma_slot = 0; dma_key = 0; dma_mine = false;
-		if :: s[v].st == RESTORING -> if :: hint[k] == NONE -> pc = 20 :: else -> pc = 23 fi fi }
+		if :: s[v].st == RESTORING -> if :: hint[k] == NONE && !dma_bad -> pc = 20 :: else -> pc = 23 fi fi; dma_bad = false }
 	/* a read of an earlier daemon into this slot has ended: the slot is free */
 	:: atomic { UP(1) && s[v].st == RESTORING && !(dma_pc != 0 && dma_slot == v) -> set_free(v); v = 0; pc = 0 }
+#ifdef ARRIVE
+	/* the first byte has landed and is right: fields, then the count; then readers are told */
+#ifdef BREAK_VERIFY
+	:: atomic { UP(1) && s[v].st == RESTORING && s[v].lay == 0 && dma_mine && dma_pc >= 1 && dma_slot == v -> k = dma_key; pc = 90 }
+#else
+	:: atomic { UP(1) && s[v].st == RESTORING && s[v].lay == 0 && dma_mine && dma_pc >= 2 && dma_slot == v && s[v].b0 == dma_key -> k = dma_key; pc = 90 }
+#endif
+	:: atomic { UP(90) -> s[v].key = k; pc = 91 }
+	:: atomic { UP(91) -> s[v].lay = 1; pc = 92 }
+	:: atomic { UP(92) -> told[k] = v; v = 0; k = 0; pc = 0 }
+	/* it failed: nobody new, holds are void; the slot is nobody's while somebody pins it */
+	:: atomic { UP(23) && s[v].lay > 0 -> NEXTGEN(v); s[v].st = TAKEN; v = 0; k = 0; pc = 0 }
+	:: atomic { UP(23) && s[v].lay == 0 -> set_free(v); v = 0; k = 0; pc = 0 }
+	:: atomic { UP(1) && s[v].st == TAKEN && !(dma_pc != 0 && dma_slot == v) -> r = 0; pc = 93 }
+	:: atomic { UP(93) && r < NSESS ->
+#ifdef BREAK_REUSE
+		r++ }
+#else
+		if :: !COUNTED(r) || pin[r].n[v] == 0 -> r++ :: else -> r = 0; v = 0; pc = 0 fi }
+#endif
+	:: atomic { UP(93) && r == NSESS -> set_free(v); r = 0; v = 0; pc = 0 }
+#else
 	:: atomic { UP(23) -> set_free(v); v = 0; k = 0; pc = 0 }
+#endif
 
 	/* ---- publish: fields, word, index */
 	:: atomic { UP(20) -> s[v].key = k; pc = 21 }
@@ -468,7 +523,15 @@ proctype Daemon()
 #ifdef BREAK_IOFENCE
 		:: s[v].st == RESTORING -> set_free(v); v++
 #else
+#if defined(ARRIVE) && !defined(BREAK_ARRIVED)
+		:: s[v].st == RESTORING && s[v].lay > 0 -> NEXTGEN(v); s[v].st = TAKEN; v++
+		:: s[v].st == RESTORING && s[v].lay == 0 -> v++
+#else
 		:: s[v].st == RESTORING -> v++
+#endif
+#ifdef ARRIVE
+		:: s[v].st == TAKEN -> v++
+#endif
 #endif
 		:: s[v].st == FREE || s[v].st == RETIRED -> v++
 		fi }
@@ -482,7 +545,7 @@ proctype Daemon()
 		v = 0; pc = 0 }
 
 	/* ---- all clients have gone for ever: everything must come back */
-	:: atomic { UP(50) && dma_pc == 3 && dma_mine -> dma_pc = 0; dma_slot = 0; dma_key = 0; dma_mine = false }
+	:: atomic { UP(50) && dma_pc == 3 && dma_mine -> dma_pc = 0; dma_bad = false; dma_slot = 0; dma_key = 0; dma_mine = false }
 	:: atomic { UP(50) && r < NSESS ->
 #ifndef BREAK_DROP
 		if :: sess[r] != S_NONE -> sess[r] = S_NONE; v = 0; do :: v < NSLOT -> pin[r].n[v] = 0; v++ :: else -> break od; v = 0
@@ -506,7 +569,7 @@ out:	skip
 init {
 	atomic {
 		byte n;
-		n = 0; do :: n <= NKEY -> hint[n] = NONE; n++ :: else -> break od;
+		n = 0; do :: n <= NKEY -> hint[n] = NONE; told[n] = NONE; n++ :: else -> break od;
 		n = 0; do :: n < NSESS -> sess[n] = S_OPEN; alive[n] = true; n++ :: else -> break od;
 #ifdef NOREADER
 		sess[0] = S_NONE; alive[0] = false; gone[0] = true;

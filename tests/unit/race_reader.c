@@ -89,3 +89,32 @@ void *race_read(void *arg)
 	free(m);
 	return NULL;
 }
+
+/* Half a block is a layer: the first of two is there when the block may be pinned. */
+void *race_arrive(void *arg)
+{
+	struct race_reader *r = arg;
+	struct mapped *m = map_all(&r->memory);
+	uint32_t seed = 1;
+
+	while (!atomic_load_explicit(&r->stop, memory_order_relaxed)) {
+		uint32_t n = (seed = seed * 1664525u + 1013904223u) >> 16, layers;
+		uint64_t slot = atomic_load(&r->slot);
+		struct spot spot;
+
+		n %= r->n_keys;
+		r->looks++;
+		if (find_pin_arriving(&m->map, slot, &r->keys[n], &spot, &layers) != FOUND_PINNED)
+			continue;
+		r->reads++;
+		/* whatever becomes of the block: what was there stays as long as it is pinned */
+		r->wrong += !right(spot.data, spot.used_bytes / 2, race_content(n));
+		if (!spot_lost(spot.map, spot.slot, spot.generation)) { /* published meanwhile */
+			r->whole++;
+			r->wrong += !right(spot.data, spot.used_bytes, race_content(n));
+		}
+		spot_unpin(spot.map, spot.slot, spot.generation);
+	}
+	free(m);
+	return NULL;
+}

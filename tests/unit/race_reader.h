@@ -33,6 +33,8 @@ struct race_reader {
 	uint64_t looks, reads;
 	uint64_t wrong; /* bytes of another key, or torn ones, under a pin */
 	uint64_t lost; /* holds that were gone when they were given back, though nobody revokes */
+	_Atomic uint64_t slot; /* race_arrive(): where a block arrives */
+	uint64_t whole; /* of reads, those whose block was published in the meantime */
 };
 
 /** race_content() - what 8 bytes of the block of key @n hold */
@@ -45,5 +47,7 @@ static inline uint64_t race_content(uint32_t n)
 bool race_find(const struct race_memory *memory, const struct kvp_key *key, uint64_t *content);
 /** race_read() - a thread: find, pin, read, look, unpin, until told to stop */
 void *race_read(void *reader);
+/** race_arrive() - likewise, of blocks that are being read back */
+void *race_arrive(void *reader);
 
 #endif

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "block_fixture.h"
+#include "kvpool_desc.h"
 
 /* Gauges, words, entries, index, candidates and grants all tell the same story. */
 static void all_agree(struct fixture *f)
@@ -372,6 +373,117 @@ static void while_a_dead_daemons_reads_may_still_land_their_slots_are_set_aside(
 	done_with(f);
 }
 
+/* A block being read back, its first layer there. */
+static struct entry *given_arriving(struct fixture *f, uint64_t k)
+{
+	struct kvp_key key = key_of(1000 + k), none = {{0, 0}};
+	struct entry *e = ns_entry_add(&f->ns, &key, &none);
+
+	assert_non_null(e);
+	e->bytes = BLOCK;
+	e->used_tokens = 16;
+	e->fill = block_begin_fill(&f->ns, e);
+	assert_true(e->fill != NO_SLOT);
+	e->io = ENTRY_READING;
+	assert_false(block_arrives(e));
+	block_arrive(e, 1);
+	assert_true(block_arrives(e));
+	return e;
+}
+
+static void an_arriving_block_has_its_fields_and_becomes_the_one_its_readers_hold(void **state)
+{
+	struct fixture *f = given_pool(21);
+	struct entry *e = given_arriving(f, 1);
+	const struct kvp_block *block = &f->ns.blocks[e->fill];
+	uint64_t generation = generation_of(f, e->fill);
+
+	(void)state;
+	assert_int_equal(state_of(f, e->fill), KVP_BLOCK_RESTORING);
+	assert_memory_equal(&block->key, &e->key, sizeof(e->key));
+	assert_int_equal(block->used_bytes, BLOCK);
+	assert_int_equal(block->used_tokens, 16);
+	assert_int_equal(atomic_load(&block->layers), 1);
+	assert_int_equal(found_at(f, &e->key), NO_SLOT); /* no hint leads there */
+	pin(f, 0, e->fill, 1);
+	e->io = ENTRY_IDLE;
+	block_publish_fill(e, e->fill);
+	e->hold_until = 0;
+	assert_int_equal(state_of(f, e->slot), KVP_BLOCK_PUBLISHED);
+	assert_int_equal(generation_of(f, e->slot), generation);
+	assert_false(block_evict(e)); /* the pin it had is a pin like any other */
+	pin(f, 0, e->slot, -1);
+	all_agree(f);
+	done_with(f);
+}
+
+static void while_somebody_holds_what_was_arriving_its_slot_is_nobodys_after_the_read_has_failed(void **state)
+{
+	struct fixture *f = given_pool(22);
+	struct entry *e = given_arriving(f, 1);
+	uint64_t slot = e->fill, generation = generation_of(f, slot);
+
+	(void)state;
+	pin(f, 1, slot, 1);
+	e->io = ENTRY_IDLE;
+	block_drop_fill(&f->ns, slot);
+	assert_int_equal(state_of(f, slot), KVP_BLOCK_TAKEN);
+	assert_int_equal(generation_of(f, slot), generation + 1); /* the hold is void */
+	assert_int_equal(atomic_load(&f->ns.blocks[slot].layers), KVP_LAYERS_VOID);
+	block_release_set_aside(&f->d);
+	assert_int_equal(state_of(f, slot), KVP_BLOCK_TAKEN);
+	assert_true(f->d.set_aside);
+	pin(f, 1, slot, -1);
+	block_release_set_aside(&f->d);
+	assert_int_equal(state_of(f, slot), KVP_BLOCK_FREE);
+	assert_false(f->d.set_aside);
+	all_agree(f);
+	done_with(f);
+}
+
+static void a_new_daemon_sets_aside_what_was_arriving_as_long_as_somebody_holds_it(void **state)
+{
+	static const bool lives[SESSIONS] = {true, true, true};
+	struct fixture *f = given_pool(23);
+	uint64_t held = given_arriving(f, 1)->fill, other = given_arriving(f, 2)->fill;
+	uint64_t generation = generation_of(f, held);
+
+	(void)state;
+	pin(f, 2, held, 1);
+	restart(f, lives);
+	assert_int_equal(state_of(f, held), KVP_BLOCK_TAKEN);
+	assert_true(generation_of(f, held) > generation);
+	assert_int_equal(state_of(f, other), KVP_BLOCK_FREE);
+	restart(f, lives); /* and the next one too */
+	assert_int_equal(state_of(f, held), KVP_BLOCK_TAKEN);
+	assert_int_equal(f->row.counters.taken, 1);
+	pin(f, 2, held, -1);
+	block_release_set_aside(&f->d);
+	assert_int_equal(state_of(f, held), KVP_BLOCK_FREE);
+	all_agree(f);
+	done_with(f);
+}
+
+static void the_next_fill_of_a_slot_begins_with_no_layer(void **state)
+{
+	struct fixture *f = given_pool(24);
+	struct entry *e = given_arriving(f, 1);
+	uint64_t slot = e->fill;
+
+	(void)state;
+	atomic_store(&f->ns.blocks[slot].layers, 7);
+	e->io = ENTRY_IDLE;
+	block_drop_fill(&f->ns, slot);
+	block_release_set_aside(&f->d);
+	for (unsigned i = 0; i < SLOTS; i++) {
+		uint64_t fill = block_begin_fill(&f->ns, NULL);
+
+		assert_int_equal(atomic_load(&f->ns.blocks[fill].layers), 0);
+		assert_true(kvp_key_is_none(&f->ns.blocks[fill].key));
+	}
+	done_with(f);
+}
+
 static void words_of_a_slab_that_is_gone_do_not_speak_for_the_one_at_its_place(void **state)
 {
 	static const bool lives[SESSIONS] = {true, true, true};
@@ -464,6 +576,10 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_slot_that_has_used_up_its_generations_is_retired_and_never_given_out),
 		cmocka_unit_test(a_grant_past_its_limit_of_one_who_is_away_is_set_aside_until_given_back),
 		cmocka_unit_test(of_a_resumed_sessions_grants_only_the_listed_ones_stand),
+		cmocka_unit_test(an_arriving_block_has_its_fields_and_becomes_the_one_its_readers_hold),
+		cmocka_unit_test(while_somebody_holds_what_was_arriving_its_slot_is_nobodys_after_the_read_has_failed),
+		cmocka_unit_test(a_new_daemon_sets_aside_what_was_arriving_as_long_as_somebody_holds_it),
+		cmocka_unit_test(the_next_fill_of_a_slot_begins_with_no_layer),
 		cmocka_unit_test(a_hold_ends_with_the_first_use_or_its_second),
 		cmocka_unit_test(a_stamp_from_the_future_keeps_nothing),
 		cmocka_unit_test(

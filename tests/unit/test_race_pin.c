@@ -134,12 +134,92 @@ static void what_is_pinned_is_of_a_session_that_counts_a_slab_that_is_mapped_and
 	done_with(f);
 }
 
+static void store_half(struct fixture *f, uint64_t slot, uint32_t n, unsigned half)
+{
+	uint64_t content = race_content(n);
+
+	for (unsigned at = half * USED / 2; at < (half + 1) * USED / 2; at += sizeof(content))
+		memcpy(ns_slot_data(&f->ns, slot) + at, &content, sizeof(content));
+}
+
+/* Blocks are read back in two halves, and every other read fails; slots that are free are filled at once. */
+static void what_a_reader_holds_of_an_arriving_block_stays_whatever_becomes_of_the_read(void **state)
+{
+	struct fixture *f = given_pool(3);
+	struct kvp_key keys[KEYS];
+	struct race_reader reader;
+	const char *seconds = getenv("RACE_SECONDS");
+	uint64_t failed = 0, came = 0, held = 0, end;
+	pthread_t thread;
+
+	(void)state;
+	for (uint32_t n = 0; n < KEYS; n++)
+		keys[n] = key_of(n + 1);
+	reader = reader_of(f, keys);
+	assert_int_equal(pthread_create(&thread, NULL, race_arrive, &reader), 0);
+	end = now() + (seconds ? strtoull(seconds, NULL, 10) : RACE_SECONDS) * 1000000000ull;
+	while (now() < end)
+		for (unsigned i = 0; i < 1000; i++) {
+			uint32_t n = next(f) % KEYS;
+			struct kvp_key none = {{0, 0}};
+			struct entry *e = ns_entry(&f->ns, &keys[n]);
+
+			if (!e && !(e = ns_entry_add(&f->ns, &keys[n], &none)))
+				continue;
+			if (e->slot != NO_SLOT && !block_evict(e)) {
+				held++;
+				continue;
+			}
+			e = ns_entry(&f->ns, &keys[n]);
+			if (!e && !(e = ns_entry_add(&f->ns, &keys[n], &none)))
+				continue;
+			e->bytes = USED;
+			e->used_tokens = 16;
+			e->fill = block_begin_fill(&f->ns, e);
+			if (e->fill == NO_SLOT) {
+				block_release_set_aside(&f->d);
+				continue;
+			}
+			e->io = ENTRY_READING;
+			store_half(f, e->fill, n, 0);
+			block_arrive(e, 1);
+			atomic_store(&reader.slot, e->fill);
+			for (unsigned spin = next(f) % 400; spin; spin--)
+				__asm__ volatile("" ::: "memory");
+			e->io = ENTRY_IDLE;
+			if (next(f) % 2) {
+				block_drop_fill(&f->ns, e->fill);
+				failed++;
+				held += state_of(f, e->fill) == KVP_BLOCK_TAKEN && pinned(f, e->fill);
+				block_release_set_aside(&f->d);
+			} else {
+				store_half(f, e->fill, n, 1);
+				block_publish_fill(e, e->fill);
+				e->hold_until = 0;
+				came++;
+			}
+		}
+	atomic_store(&reader.stop, true);
+	pthread_join(thread, NULL);
+	printf("%" PRIu64 " reads failed, %" PRIu64 " came, %" PRIu64 " held at that moment; %" PRIu64
+	       " looks, %" PRIu64 " reads, %" PRIu64 " of them whole, %" PRIu64 " wrong\n",
+		failed, came, held, reader.looks, reader.reads, reader.whole, reader.wrong);
+	assert_int_equal(reader.wrong, 0);
+	assert_true(failed > 1000 && came > 1000 && reader.reads > 100);
+	block_release_set_aside(&f->d);
+	assert_false(f->d.set_aside); /* and every slot has come back */
+	for (uint64_t slot = 0; slot < SLOTS; slot++)
+		assert_true(state_of(f, slot) == KVP_BLOCK_FREE || state_of(f, slot) == KVP_BLOCK_PUBLISHED);
+	done_with(f);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(
 			what_is_pinned_is_of_a_session_that_counts_a_slab_that_is_mapped_and_the_key_asked_for),
 		cmocka_unit_test(no_reader_ever_holds_what_was_taken_away),
+		cmocka_unit_test(what_a_reader_holds_of_an_arriving_block_stays_whatever_becomes_of_the_read),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
