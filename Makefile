@@ -287,10 +287,11 @@ bench: deps-bench ## kvctl bench: pin, publish, share, spill, start and attentio
 	$(sub) all $(BENCHES)
 	@tests/bench/run $(BUILD)
 
-bench-attn: deps-build ## attention beside the machine's read ceiling, sgemm and itself (TOKENS=32768)
+bench-attn: deps-build ## attention beside the machine's read ceiling, sgemm and PyTorch (TOKENS=32768 PEER_PYTHON=)
 	$(sub) all $(BUILD)/kvbench-attn
 	@$(BUILD)/kvctl bench attn --self
 	@$(BUILD)/kvbench-attn $(TOKENS)
+	@tests/bench/peers_attn $(TOKENS)
 
 .PHONY: bench-quality
 bench-quality: deps-build ## what each type of K and V, and attention to a part of the keys, costs in quality
