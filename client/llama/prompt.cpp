@@ -114,7 +114,7 @@ void publish(llama_context *ctx, kvp_ns *ns, const std::vector<kvp_key> &keys, s
 		kvp_publish_item item = {};
 		uint8_t result = 0;
 
-		if (kvp_reserve(ns, 1, 0, 0, &block) != 1)
+		if (kvp_reserve(ns, 1, 0, kvp_deadline_ms(200), &block) != 1)
 			return;
 		llama_memory_seq_cp(memory, own, scratch, start, start + (llama_pos)chunk_tokens);
 		item.key = keys[i];

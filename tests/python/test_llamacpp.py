@@ -229,3 +229,21 @@ def test_gemma_with_a_shared_prompt_of_4000_tokens(tmp_path_factory):
     tell_gain(f"llama.cpp, Gemma 3 270M, {len(prompts[0])} tokens, first token after: cold {cold['first']:.2f} s, warm in another "
               f"process {warm['first']:.2f} s (1/{cold['first'] / warm['first']:.0f}), another question {other['first']:.2f} s, "
               f"llama.cpp's own prefix in the same process {again['first']:.2f} s")
+
+
+def test_two_engines_in_one_pool_are_told_apart(daemon, stories, prompt):
+    import kvpool
+    from kvpool.llamacpp import PromptCache
+    from kvpool.lmcache import NativeClient
+    llm = llama_cpp.Llama(str(stories), n_ctx=512, verbose=False)
+    cache = PromptCache(llm, kvpool.Client(daemon.socket, name="llama.cpp"), chunk_tokens=CHUNK)
+    native = NativeClient(chunk_bytes=16384, socket=daemon.socket)
+    list(zip(range(4), llm.generate(prompt, temp=0.0, repeat_penalty=1.0)))
+    native.submit_batch_set(["an object"], [memoryview(bytes(16384))])
+    cache.publish()
+    clients, spaces = daemon.kvctl("clients").stdout, daemon.kvctl("ns").stdout
+    native.close()
+    cache.close()
+    for text in (clients, spaces):
+        rows = [line for line in text.splitlines() if "llama.cpp" in line or "lmcache" in line]
+        assert len(rows) == 2, text

@@ -22,6 +22,7 @@ import llama_cpp
 from ._api import Client, Descriptor, Error, Namespace, PublishResult
 
 _TMP = 1  # the sequence through which chunks come and go; llama-cpp-python's own is 0
+_ROOM = 0.2  # seconds to wait for room for a chunk
 _SAMPLES, _SAMPLE_BYTES = 256, 1 << 16
 
 
@@ -63,7 +64,6 @@ class ChunkCache:
             raise ValueError("a recurrent model: its state is not made of tokens' K and V")
         self._ctx, self._memory = ctx, llama_cpp.llama_get_memory(ctx)
         self._salt, self.chunk_tokens = salt, chunk_tokens
-        self._known: set = set()  # keys that this process has stored or loaded
         rope = [params.rope_scaling_type, params.rope_freq_base, params.rope_freq_scale, params.yarn_ext_factor,
                 params.yarn_attn_factor, params.yarn_beta_fast, params.yarn_beta_slow, params.yarn_orig_ctx]
         identity = hashlib.blake2b(repr((model_id, rope, params.attention_type)).encode(), digest_size=32).digest()
@@ -102,7 +102,6 @@ class ChunkCache:
                 if not self._load(view, at * self.chunk_tokens):
                     self.failed += 1
                     return max(have, at * self.chunk_tokens)
-                self._known.add(keys[at])
                 self.restored += 1
                 at += 1
             if not views:
@@ -126,20 +125,17 @@ class ChunkCache:
     def publish(self, tokens: Any) -> int:
         """Store the full chunks of ``tokens``, which the context holds. Return: chunks stored by this call."""
         keys = self._keys(tokens)
+        there = self.ns.match(keys)
         new = 0
-        for i, key in enumerate(keys):
-            if key in self._known:
-                continue
-            if not self.ns.match([key]):
-                if not self._store(key, keys[i - 1] if i else None, i * self.chunk_tokens):
-                    break
-                new += 1
-            self._known.add(key)
+        for i in range(there, len(keys)):
+            if not self._store(keys[i], keys[i - 1] if i else None, i * self.chunk_tokens):
+                break
+            new += 1
         self.published += new
         return new
 
     def _store(self, key: bytes, parent: Optional[bytes], start: int) -> bool:
-        blocks = self.ns.reserve(1)
+        blocks = self.ns.reserve(1, timeout=_ROOM)
         if not blocks:
             return False
         lib, block = llama_cpp, blocks[0]
