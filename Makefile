@@ -302,7 +302,7 @@ check-vm: deps ## boot virtual machines with systemd and run kvpool there as a s
 	$(sub) all $(SYSTEM_PROGRAMS)
 	@BUILD=$(BUILD) tests/vm/check $(VM)
 
-check-engines: deps ## the Python package in transformers, LMCache, llama.cpp and SGLang of PyPI (network, gigabytes)
+check-engines: deps ## the Python package in transformers, LMCache, llama.cpp, SGLang and vLLM of PyPI (network, gigabytes)
 	$(sub) all
 	@BUILD=$(BUILD) tests/engines/run
 # not in the list of make help: it only says so

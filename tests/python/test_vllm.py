@@ -1,0 +1,217 @@
+"""vLLM's connector on the pool: by vLLM's own base class with a scheduler played by the test, and by two vLLM processes."""
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace as Fake
+
+import pytest
+
+torch = pytest.importorskip("torch")
+base = pytest.importorskip("vllm.distributed.kv_transfer.kv_connector.v1.base")
+
+import kvpool  # noqa: E402
+from conftest import TOP, Daemon, tell_gain  # noqa: E402
+from kvpool.vllm import KvpoolConnector  # noqa: E402
+
+LAYERS, HEADS, DIM, BLOCK, BLOCKS = 3, 2, 32, 32, 24
+SCHEDULER, WORKER = base.KVConnectorRole.SCHEDULER, base.KVConnectorRole.WORKER
+
+
+class Engine:
+    """One vLLM process in small: both sides of the connector, a cache of blocks, requests that are computed in steps."""
+
+    def __init__(self, daemon, model="m", dtype=torch.bfloat16, seed=0):
+        extra = {"socket": daemon if isinstance(daemon, str) else daemon.socket, "timeout": 5, "model_id": model}
+        config = Fake(kv_transfer_config=Fake(kv_connector_extra_config=extra), parallel_config=Fake(
+            pipeline_parallel_size=1, tensor_parallel_size=1, rank=0), cache_config=Fake(cache_dtype="auto"),
+            model_config=Fake(dtype=dtype, model=model))
+        spec = Fake(block_size=BLOCK, page_size_bytes=HEADS * BLOCK * 2 * DIM * dtype.itemsize, dtype=dtype)
+        groups = Fake(kv_cache_groups=[Fake(layer_names=[f"layers.{i}.attn" for i in range(LAYERS)], kv_cache_spec=spec)])
+        self.scheduler = KvpoolConnector(config, SCHEDULER, groups)
+        self.worker = KvpoolConnector(config, WORKER, groups)
+        generator = torch.Generator().manual_seed(seed)
+        self.caches = {f"layers.{i}.attn": torch.randn((BLOCKS, HEADS, BLOCK, 2 * DIM), generator=generator).to(dtype)
+                       for i in range(LAYERS)}
+        self.worker.register_kv_caches(self.caches)
+
+    def block(self, i):
+        return [cache[i].clone() for cache in self.caches.values()]
+
+    def step(self, new=(), cached=(), scheduled=None):
+        output = Fake(scheduled_new_reqs=list(new), num_scheduled_tokens=scheduled, scheduled_cached_reqs=Fake(
+            req_ids=[r.request_id for r, *_ in cached], resumed_req_ids=set(), num_computed_tokens=[n for _, n, _ in cached],
+            new_block_ids=[(ids,) if ids else None for *_, ids in cached]))
+        meta = self.scheduler.build_connector_meta(output)
+        self.worker.bind_connector_metadata(meta)
+        self.worker.start_load_kv(None)
+        self.worker.wait_for_save()
+        self.worker.clear_connector_metadata()
+        return meta
+
+    def prompt(self, request, blocks, own=0):
+        """Schedule all of a prompt into these blocks. Return: tokens that were loaded."""
+        n, later = self.scheduler.get_num_new_matched_tokens(request, own)
+        assert not later
+        self.scheduler.update_state_after_alloc(request, Fake(get_block_ids=lambda: (blocks,)), n)
+        new = Fake(req_id=request.request_id, block_ids=(blocks,), num_computed_tokens=own + n)
+        self.step([new], scheduled={request.request_id: request.num_tokens - own - n})
+        return n
+
+    def close(self):
+        self.scheduler.shutdown()
+        self.worker.shutdown()
+
+
+def request(name, tokens, **more):
+    return Fake(**{"request_id": name, "all_token_ids": list(tokens), "num_tokens": len(tokens), "cache_salt": None,
+                   "mm_features": [], "lora_request": None, "prompt_embeds": None, **more})
+
+
+def test_blocks_of_another_engine_are_loaded_byte_for_byte(daemon):
+    a, b = Engine(daemon, seed=1), Engine(daemon, seed=2)
+    assert a.prompt(request("r", range(100)), [3, 5, 7, 9]) == 0
+    want = [a.block(i) for i in (3, 5, 7)]
+    assert b.prompt(request("q", range(100)), [10, 11, 12, 13]) == 96
+    for mine, theirs in zip((10, 11, 12), want):
+        assert all(torch.equal(x, y) for x, y in zip(b.block(mine), theirs))
+    assert not b.worker.get_block_ids_with_load_errors()
+    other = list(range(70)) + [7] * 40
+    assert b.prompt(request("p", other), [14, 15, 16, 17]) == 64
+    a.close()
+    b.close()
+
+
+def test_vllms_own_prefix_comes_first_and_one_token_is_left_to_compute(daemon):
+    a, b = Engine(daemon, seed=1), Engine(daemon, seed=2)
+    a.prompt(request("r", range(128)), [1, 2, 3, 4])
+    assert b.prompt(request("q", range(128)), [10, 11, 12, 13], own=32) == 64
+    assert all(torch.equal(x, y) for x, y in zip(b.block(12), a.block(3)))
+    untouched = Engine(daemon, seed=2)
+    assert all(torch.equal(x, y) for x, y in zip(b.block(10), untouched.block(10)))
+    assert all(torch.equal(x, y) for x, y in zip(b.block(13), untouched.block(13)))
+
+
+def test_blocks_of_the_answer_are_shared_too(daemon):
+    a, b = Engine(daemon, seed=1), Engine(daemon, seed=2)
+    turn = request("r", range(40))
+    a.prompt(turn, [1, 2])
+    for n in range(40, 66):  # a token a step; the second block is full at 64
+        turn.all_token_ids.append(n)
+        a.step(cached=[(turn, n, [3] if n == 64 else None)], scheduled={"r": 1})
+    assert b.prompt(request("q", range(70)), [10, 11, 12]) == 64
+
+
+def test_what_went_between_match_and_load_is_reported_and_nothing_else(daemon):
+    a, b = Engine(daemon, seed=1), Engine(daemon, seed=2)
+    a.prompt(request("r", range(100)), [1, 2, 3, 4])
+    wanted = request("q", range(100))
+    assert b.scheduler.get_num_new_matched_tokens(wanted, 0) == (96, False)
+    b.scheduler._held.clear()  # as if too many others were waiting
+    space = b.worker._spaces[0]
+    import gc
+    gc.collect()
+    keys = b.scheduler._requests["q"].keys
+    assert space.delete([keys[2]], timeout=5) == 1
+    b.scheduler.update_state_after_alloc(wanted, Fake(get_block_ids=lambda: ([10, 11, 12, 13],)), 96)
+    b.step([Fake(req_id="q", block_ids=([10, 11, 12, 13],), num_computed_tokens=96)], scheduled={"q": 4})
+    assert b.worker.get_block_ids_with_load_errors() == {12}
+    assert b.worker.get_block_ids_with_load_errors() == set()
+
+
+def test_what_waits_to_be_scheduled_is_held(daemon):
+    a, b = Engine(daemon, seed=1), Engine(daemon, seed=2)
+    a.prompt(request("r", range(100)), [1, 2, 3, 4])
+    waiting = request("q", range(100))
+    assert b.scheduler.get_num_new_matched_tokens(waiting, 0)[0] == 96
+    assert b.worker._spaces[0].delete(b.scheduler._requests["q"].keys, timeout=0.05) == 0
+    b.scheduler.request_finished(waiting, [])
+    import gc
+    gc.collect()
+    assert b.scheduler._held == {}
+
+
+def test_blocks_in_the_store_are_asked_for_and_the_request_waits(daemon):
+    a, b = Engine(daemon, seed=1), Engine(daemon, seed=2)
+    a.prompt(request("r", range(100)), [1, 2, 3, 4])
+    want = a.block(2)
+    a.close()
+    assert daemon.kvctl("evict").returncode == 0
+    wanted, asked = request("q", range(100)), 0
+    while b.scheduler.get_num_new_matched_tokens(wanted, 0)[0] is None:
+        asked += 1
+    assert asked and b.prompt(wanted, [10, 11, 12, 13]) == 96
+    assert all(torch.equal(x, y) for x, y in zip(b.block(11), want))
+
+
+def test_other_models_types_salts_and_images_share_nothing(daemon):
+    a = Engine(daemon)
+    a.prompt(request("r", range(100)), [1, 2, 3, 4])
+    blocks = [10, 11, 12, 13]
+    assert Engine(daemon, model="other").prompt(request("q", range(100)), blocks) == 0
+    assert Engine(daemon, dtype=torch.float16).prompt(request("q", range(100)), blocks) == 0
+    for more in ({"cache_salt": "tenant"}, {"mm_features": ["an image"]}, {"lora_request": Fake()}):
+        assert Engine(daemon).prompt(request("q", range(100), **more), blocks) == 0
+    assert Engine(daemon).prompt(request("q", range(100)), blocks) == 96
+
+
+def test_with_no_daemon_all_is_computed(daemon, tmp_path):
+    nobody = Engine(str(tmp_path / "nobody"))
+    assert nobody.prompt(request("r", range(100)), [1, 2, 3, 4]) == 0
+    a = Engine(daemon)
+    a.prompt(request("r", range(100)), [1, 2, 3, 4])
+    daemon.kill()
+    assert a.prompt(request("s", list(range(50)) + [1] * 50), [5, 6, 7, 8]) in (0, 32)
+    a.worker.get_block_ids_with_load_errors()
+    daemon.start()
+
+
+# ---- vLLM itself ----
+
+ENGINE = """
+import json, os, sys, time
+os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="WARNING")
+from vllm import LLM, SamplingParams
+folder, socket, prompts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+config = {"kv_connector": "KvpoolConnector", "kv_connector_module_path": "kvpool.vllm", "kv_role": "kv_both",
+          "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"socket": socket}} if socket else None
+llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, dtype="float32", max_model_len=1024, block_size=32,
+          enforce_eager=True, kv_transfer_config=config, max_num_seqs=4, seed=0, disable_hybrid_kv_cache_manager=True)
+for prompt in prompts:
+    began = time.monotonic()
+    out = llm.generate([{"prompt_token_ids": prompt}], SamplingParams(temperature=0, max_tokens=16, detokenize=False,
+                       ignore_eos=True), use_tqdm=False)[0]
+    print("TOLD", json.dumps({"ids": list(out.outputs[0].token_ids), "cached": out.num_cached_tokens,
+                              "seconds": time.monotonic() - began}), flush=True)
+"""
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 512,
+          "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 512,
+          "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+          "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float32"}
+
+
+def vllm(folder, socket, prompts):
+    env = dict(os.environ, PYTHONPATH=str(TOP / "client" / "python"))
+    run = subprocess.run([sys.executable, "-c", ENGINE, str(folder), socket, json.dumps(prompts)], capture_output=True, text=True,
+                         env=env, timeout=600)
+    assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
+    return [json.loads(line[5:]) for line in run.stdout.splitlines() if line.startswith("TOLD ")]
+
+
+def test_two_vllm_processes_share_a_prefix(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    prompt = [(7 * i * i + 3 * i) % 500 + 5 for i in range(700)]
+    alone = vllm(tmp_path, "", [prompt])[0]
+    daemon = Daemon(pool="64M")
+    try:
+        cold = vllm(tmp_path, daemon.socket, [prompt])[0]
+        warm, own = vllm(tmp_path, daemon.socket, [prompt, prompt])
+        named = daemon.kvctl("ns").stdout
+    finally:
+        daemon.close()
+    assert cold["ids"] == alone["ids"] == warm["ids"] == own["ids"]
+    assert not cold["cached"] and warm["cached"] == 672 and own["cached"] >= 672
+    assert "vllm" in named
+    tell_gain(f"vLLM, small random Llama, 700 tokens, 16 answered: cold {cold['seconds']:.2f} s, warm in another process "
+              f"{warm['seconds']:.2f} s, its own prefix cache {own['seconds']:.2f} s")
