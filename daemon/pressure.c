@@ -38,7 +38,7 @@ struct pressure {
 
 /* What was seen in one look. */
 struct sight {
-	bool short_time, short_room, calm;
+	bool short_time, triggered, short_room, calm;
 	double percent;
 	struct cgroup_use cgroup;
 	int64_t room; /* of the cgroup's limit, with the whole budget allocated */
@@ -80,6 +80,7 @@ static void trigger_end(struct pressure *p)
 	close(p->trigger.fd);
 	close(p->trigger_fd);
 	p->trigger.fd = p->trigger_fd = -1;
+	p->d->pool.stats->pressure_watch = KVP_PRESSURE_LOOKED_AT;
 }
 
 static void pressure_look(struct loop_timer *timer);
@@ -136,9 +137,11 @@ static void trigger_follow(struct pressure *p, uint32_t percent)
 		return;
 	p->armed_percent = percent;
 	trigger_end(p);
+	p->d->pool.stats->pressure_watch = KVP_PRESSURE_OFF;
 	if (!percent)
 		return;
 	r = trigger_set(p, percent);
+	p->d->pool.stats->pressure_watch = r < 0 ? KVP_PRESSURE_LOOKED_AT : KVP_PRESSURE_TRIGGER;
 	if (r < 0)
 		log_info("memory pressure: %s is looked at twice a second (a trigger is refused: %s)", p->path,
 			strerror(-r));
@@ -156,7 +159,12 @@ static void sight_of_time(struct pressure *p, struct sight *sight)
 	if (r < 0 && !p->unreadable)
 		log_warn("memory pressure cannot be watched: %s: %s; memory is not given back by itself for it",
 			p->path, r == -EPROTO ? "not of the form \"some avg10=...\"" : strerror(-r));
+	if (p->unreadable != (r < 0))
+		p->d->pool.stats->pressure_watch = r < 0	       ? KVP_PRESSURE_UNREADABLE
+						   : p->trigger.fd < 0 ? KVP_PRESSURE_LOOKED_AT
+								       : KVP_PRESSURE_TRIGGER;
 	p->unreadable = r < 0;
+	sight->triggered = p->triggered;
 	sight->short_time = limit && r == 0 && (sight->percent > limit || p->triggered);
 	sight->calm &= !limit || (r == 0 && sight->percent * 2 < limit && !p->triggered);
 	p->triggered = false;
@@ -190,6 +198,9 @@ static void pressure_say_why(struct pressure *p, const struct sight *sight)
 	if (sight->short_room)
 		snprintf(why, sizeof(why), "%.60s uses %" PRIu64 " bytes of its limit of %" PRIu64, sight->cgroup.path,
 			sight->cgroup.used, sight->cgroup.limit);
+	else if (sight->short_time && sight->triggered)
+		snprintf(why, sizeof(why), "memory was short (more than %u %% of 2 s, by the trigger in %.60s)",
+			d->config.pressure_percent, p->path);
 	else if (sight->short_time)
 		snprintf(why, sizeof(why),
 			"memory was short (%.1f %% of the time at the last step, limit %u %%; %.60s)", sight->percent,
@@ -250,6 +261,7 @@ int pressure_start(struct daemon *d)
 
 	gauge_set(&d->pool.stats->counters.given_back_bytes, 0);
 	d->pool.stats->pressure_message[0] = 0;
+	d->pool.stats->pressure_watch = KVP_PRESSURE_OFF;
 	if (!p)
 		return -ENOMEM;
 	p->d = d;

@@ -88,6 +88,14 @@ struct kvp_slab_row {
 	uint32_t bound; /* 1: bound to its node */
 };
 
+/* How time lost to waiting for memory is watched. */
+enum kvp_pressure_watch {
+	KVP_PRESSURE_OFF = 0,
+	KVP_PRESSURE_LOOKED_AT = 1, /* twice a second: a trigger is refused */
+	KVP_PRESSURE_TRIGGER = 2, /* the kernel tells as well */
+	KVP_PRESSURE_UNREADABLE = 3,
+};
+
 /* A NUMA node with memory. */
 #define KVP_STATS_NODES_MAX 64
 struct kvp_node_row {
@@ -147,7 +155,7 @@ struct kvp_stats {
 	uint32_t n_nodes;
 	uint32_t pages; /* enum kvp_pages: the wish */
 	uint32_t n_stores;
-	uint32_t reserved1;
+	uint32_t pressure_watch; /* enum kvp_pressure_watch */
 	struct kvp_node_row nodes[KVP_STATS_NODES_MAX];
 	struct kvp_store_row stores[KVP_STATS_STORES_MAX];
 	struct kvp_counters counters;

@@ -45,6 +45,26 @@ static double share(uint64_t part, uint64_t whole)
 	return whole ? (double)part / (double)whole : 0;
 }
 
+static const char *pressure_watch_name(uint32_t watch)
+{
+	static const char *const names[] = {"off", "looked at", "trigger", "unreadable"};
+
+	return watch < 4 ? names[watch] : "?";
+}
+
+static void print_pressure(const struct kvp_stats *head)
+{
+	static const char *const watched[] = {"", "is looked at twice a second (a trigger is refused)",
+		"is told by a trigger of the kernel", "cannot be watched: the log says why"};
+	char message[256];
+
+	if (head->pressure_watch && head->pressure_watch < 4)
+		printf("       memory pressure %s\n", watched[head->pressure_watch]);
+	text_clean(message, sizeof(message), head->pressure_message, sizeof(head->pressure_message));
+	if (message[0])
+		printf("       %s\n", message);
+}
+
 static void print_memory(const struct snapshot *snapshot, const struct totals *totals, uint64_t slab, uint32_t places)
 {
 	const struct kvp_counters *c = &snapshot->head.counters;
@@ -74,9 +94,7 @@ static void print_memory(const struct snapshot *snapshot, const struct totals *t
 		printf("       staging %s, leaving %s; %" PRIu64 " slabs condemned\n",
 			quantity_bytes(a, C(c->slab_bytes_staging)), quantity_bytes(b, C(c->slab_bytes_leaving)),
 			(uint64_t)C(c->slabs_condemned));
-	text_clean(message, sizeof(message), snapshot->head.pressure_message, sizeof(snapshot->head.pressure_message));
-	if (message[0])
-		printf("       %s\n", message);
+	print_pressure(&snapshot->head);
 	text_clean(message, sizeof(message), snapshot->head.numa_message, sizeof(snapshot->head.numa_message));
 	if (message[0])
 		printf("       placement: %s\n", message);
@@ -398,6 +416,7 @@ static json_t *stats_json(const struct pool *pool, const struct snapshot *snapsh
 	json_object_set_new(json, "nodes", nodes_json(head));
 	json_object_set_new(
 		json, "pressure_message", json_text(head->pressure_message, sizeof(head->pressure_message)));
+	json_object_set_new(json, "pressure_watch", json_string(pressure_watch_name(head->pressure_watch)));
 	json_object_set_new(json, "pages", json_string(pages_name(head->pages)));
 	json_object_set_new(json, "pages_message", json_text(head->pages_message, sizeof(head->pages_message)));
 	json_object_set_new(json, "numa_message", json_text(head->numa_message, sizeof(head->numa_message)));

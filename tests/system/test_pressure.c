@@ -186,8 +186,25 @@ static void how_pressure_is_watched_is_said(void **state)
 	if (access("/proc/pressure/memory", R_OK) < 0)
 		skip();
 	assert_true(host_logged(&f->host, "memory pressure: /", 2000));
-	if (!host_logged(&f->host, "tells by a trigger", 0))
+	if (host_logged(&f->host, "tells by a trigger", 0)) {
+		assert_int_equal(f->host.stats->pressure_watch, KVP_PRESSURE_TRIGGER);
+	} else {
 		assert_true(host_logged(&f->host, "is looked at twice a second (a trigger is refused", 1000));
+		assert_int_equal(f->host.stats->pressure_watch, KVP_PRESSURE_LOOKED_AT);
+	}
+}
+
+static void a_pressure_file_that_cannot_be_read_is_said(void **state)
+{
+	struct fixture *f = *state;
+	char path[128];
+
+	snprintf(path, sizeof(path), "%s/nothing", f->root);
+	assert_int_equal(host_start(&f->host, (const char *[]){"--pool", "2M", "--slab", "1M", "--spill", "off",
+						      "--pressure", "90", "--pressure-file", path, NULL}),
+		0);
+	assert_true(host_logged(&f->host, "memory pressure cannot be watched", 2000));
+	assert_int_equal(f->host.stats->pressure_watch, KVP_PRESSURE_UNREADABLE);
 }
 
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
@@ -201,6 +218,7 @@ int main(void)
 		TEST(pages_an_earlier_daemon_touched_count_though_the_group_is_not_charged_for_them),
 		TEST(a_pool_larger_than_the_limit_is_refused_with_both_numbers),
 		TEST(how_pressure_is_watched_is_said),
+		TEST(a_pressure_file_that_cannot_be_read_is_said),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
