@@ -70,6 +70,14 @@ static uint64_t topology_distance(
 	return row == UINT_MAX || column == UINT_MAX ? 0 : distances->values[row * distances->nbobjs + column];
 }
 
+/* hwloc's order follows its tree, where a node without CPUs may come before others: tables read better by number. */
+static int node_compare(const void *a, const void *b)
+{
+	unsigned x = (*(const hwloc_obj_t *)a)->os_index, y = (*(const hwloc_obj_t *)b)->os_index;
+
+	return (x > y) - (x < y);
+}
+
 static int topology_sort_near(struct topology *t)
 {
 	struct hwloc_distances_s *distances = NULL;
@@ -131,6 +139,7 @@ int topology_open(struct topology **topology)
 	while ((node = hwloc_get_next_obj_by_type(t->hwloc, HWLOC_OBJ_NUMANODE, node)))
 		if (node->attr->numanode.local_memory && t->n_nodes < TOPOLOGY_NODES_MAX)
 			t->nodes[t->n_nodes++] = node;
+	qsort(t->nodes, t->n_nodes, sizeof(t->nodes[0]), node_compare);
 	topology_find_cpus(t);
 	if (topology_sort_near(t) < 0) {
 		topology_close(t);
