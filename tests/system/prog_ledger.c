@@ -2,7 +2,9 @@
  * prog_ledger.c - an engine that knows what it wrote: publishes numbered blocks and later asks for every one of them
  *
  * usage: prog_ledger SOCKET NAMESPACE write FROM TO          publish these blocks
- *        prog_ledger SOCKET NAMESPACE verify FROM TO A B     each is right or missing; none from A to below B is missing
+ *        prog_ledger SOCKET NAMESPACE verify FROM TO A B     each is right or missing; none from A to below B is missing;
+ *                                                            and how many lie on which node
+ *                                     ... A B MS             with so long for each request, 60000 by default
  *        prog_ledger SOCKET NAMESPACE where N                reserve N blocks and ask the kernel on which nodes they lie
  *
  * Blocks are chains of 8.  Word w of block n is a hash of (n, w), so that nothing but block n passes for block n.
@@ -14,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "kvpool.h"
@@ -23,6 +26,7 @@
 #define CHAIN 8u
 #define NODES 64u
 #define LIMIT_MS 60000u
+#define ARGS 5u
 
 static uint64_t word(uint64_t block, uint64_t i)
 {
@@ -105,21 +109,51 @@ static int ledger_write(struct kvp_ns *ns, uint64_t from, uint64_t to)
 	return 0;
 }
 
+/* The node of the page at @data, as the kernel has it (get_mempolicy with MPOL_F_NODE and MPOL_F_ADDR); -1: none. */
+static int node_of(const void *data)
+{
+	int node = -1;
+
+	(void)*(const volatile char *)data;
+	return syscall(SYS_get_mempolicy, &node, NULL, 0, data, 3) < 0 || node >= (int)NODES ? -1 : node;
+}
+
+static void print_nodes(const uint64_t on[NODES])
+{
+	for (unsigned node = 0; node < NODES; node++)
+		if (on[node])
+			printf(" node%u=%lu", node, (unsigned long)on[node]);
+}
+
 struct found {
 	uint64_t right, missing, wrong, kept_missing;
+	uint64_t on[NODES]; /* of the right ones, by their first page */
+	uint64_t slowest_ms; /* of the requests */
 };
 
-static int verify_chain(struct kvp_ns *ns, uint64_t from, uint64_t to, const uint64_t kept[2], struct found *found)
+static uint64_t now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+/* @limits: none from [0] to below [1] may be missing; [2]: milliseconds for the request. */
+static int verify_chain(struct kvp_ns *ns, uint64_t from, uint64_t to, const uint64_t limits[3], struct found *found)
 {
 	struct kvp_key keys[CHAIN];
 	struct kvp_view views[CHAIN];
 	uint32_t n = (uint32_t)(to - from);
+	uint64_t start = now_ms(), took;
 	int64_t got;
 
 	memset(views, 0, sizeof(views));
 	for (uint32_t i = 0; i < n; i++)
 		keys[i] = key_of(ns, from + i);
-	got = kvp_acquire(ns, keys, n, 0, kvp_deadline_ms(LIMIT_MS), views);
+	got = kvp_acquire(ns, keys, n, 0, kvp_deadline_ms((uint32_t)limits[2]), views);
+	took = now_ms() - start;
+	found->slowest_ms = took > found->slowest_ms ? took : found->slowest_ms;
 	if (got < 0) {
 		printf("ledger: block %lu: %s\n", (unsigned long)from, kvp_error(NULL));
 		return 1;
@@ -127,9 +161,13 @@ static int verify_chain(struct kvp_ns *ns, uint64_t from, uint64_t to, const uin
 	for (uint32_t i = 0; i < n; i++) {
 		if (i >= got) {
 			found->missing++;
-			found->kept_missing += from + i >= kept[0] && from + i < kept[1];
+			found->kept_missing += from + i >= limits[0] && from + i < limits[1];
 		} else if (right(views[i].data, from + i)) {
+			int node = node_of(views[i].data);
+
 			found->right++;
+			if (node >= 0)
+				found->on[node]++;
 		} else {
 			found->wrong++;
 			printf("ledger: block %lu holds other bytes\n", (unsigned long)(from + i));
@@ -142,35 +180,29 @@ static int verify_chain(struct kvp_ns *ns, uint64_t from, uint64_t to, const uin
 	return 0;
 }
 
-static int ledger_verify(struct kvp_ns *ns, uint64_t from, uint64_t to, const uint64_t kept[2])
+static int ledger_verify(struct kvp_ns *ns, uint64_t from, uint64_t to, const uint64_t limits[3])
 {
-	struct found found = {0, 0, 0, 0};
+	struct found found = {0};
 	uint64_t end;
 
 	for (uint64_t block = from; block < to; block = end) {
 		end = block - block % CHAIN + CHAIN < to ? block - block % CHAIN + CHAIN : to;
-		if (verify_chain(ns, block, end, kept, &found))
+		if (verify_chain(ns, block, end, limits, &found))
 			return 1;
 	}
-	printf("ledger: asked=%lu right=%lu missing=%lu wrong=%lu kept_missing=%lu\n", (unsigned long)(to - from),
-		(unsigned long)found.right, (unsigned long)found.missing, (unsigned long)found.wrong,
-		(unsigned long)found.kept_missing);
+	printf("ledger: asked=%lu right=%lu missing=%lu wrong=%lu kept_missing=%lu slowest_ms=%lu",
+		(unsigned long)(to - from), (unsigned long)found.right, (unsigned long)found.missing,
+		(unsigned long)found.wrong, (unsigned long)found.kept_missing, (unsigned long)found.slowest_ms);
+	print_nodes(found.on);
+	printf("\n");
 	return found.wrong ? 99 : found.kept_missing ? 98 : 0;
-}
-
-/* The node of the page at @data, as the kernel has it (get_mempolicy with MPOL_F_NODE and MPOL_F_ADDR); -1: none. */
-static int node_of(void *data)
-{
-	int node = -1;
-
-	*(volatile char *)data = 1;
-	return syscall(SYS_get_mempolicy, &node, NULL, 0, data, 3) < 0 ? -1 : node;
 }
 
 static int ledger_where(struct kvp_ns *ns, uint64_t n)
 {
 	struct kvp_block_ref blocks[64];
-	unsigned on[NODES] = {0}, n_private = 0, odd = 0;
+	uint64_t on[NODES] = {0};
+	unsigned n_private = 0, odd = 0;
 	int64_t got;
 
 	memset(blocks, 0, sizeof(blocks));
@@ -184,15 +216,13 @@ static int ledger_where(struct kvp_ns *ns, uint64_t n)
 			int node = node_of((char *)blocks[i].data + at);
 
 			n_private += blocks[i].is_private && !at;
-			if (node < 0 || node >= (int)NODES)
+			if (node < 0)
 				odd++;
 			else
 				on[node]++;
 		}
 	printf("ledger: blocks=%ld private=%u", (long)got, n_private);
-	for (unsigned node = 0; node < NODES; node++)
-		if (on[node])
-			printf(" node%u=%u", node, on[node]);
+	print_nodes(on);
 	printf("%s\n", odd ? " and pages on no node" : "");
 	kvp_abandon(blocks, (uint32_t)got);
 	return 0;
@@ -221,11 +251,11 @@ int main(int argc, char **argv)
 {
 	struct kvp_client *client;
 	struct kvp_ns *ns;
-	uint64_t number[4] = {0, 0, 0, 0};
+	uint64_t number[ARGS] = {[4] = LIMIT_MS};
 	const char *what = argc > 3 ? argv[3] : "";
 	int r = 2;
 
-	for (int i = 4; i < argc && i < 8; i++)
+	for (int i = 4; i < argc && i < 4 + (int)ARGS; i++)
 		number[i - 4] = strtoull(argv[i], NULL, 10);
 	if (argc < 5 || open_both(argv[1], argv[2], &client, &ns)) {
 		fprintf(stderr, "usage: prog_ledger SOCKET NAMESPACE write|verify|where NUMBER...\n");
