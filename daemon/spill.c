@@ -328,6 +328,7 @@ static void pack_done(struct io_op *op, int64_t res)
 	struct spill *spill = t->spill;
 
 	(void)res;
+	spill->n_idle++;
 	t->next = NULL;
 	if (spill->placeless)
 		spill->last_placeless->next = t;
@@ -930,10 +931,11 @@ int spill_fd(const struct spill *spill)
 
 static unsigned spill_moved(struct spill *spill, unsigned n)
 {
-	if (n) {
+	if (n > spill->n_idle) {
 		spill->moved_ns = loop_now();
 		spill->health.hung = false;
 	}
+	spill->n_idle = 0;
 	pack_place_waiting(spill);
 	return n;
 }

@@ -167,7 +167,7 @@ static void probe_step(struct spill *spill)
 	for (size_t i = 0; i < n; i++)
 		probe->bytes[i] = probe->stage == PROBE_WRITE ? spill_probe_byte(probe->at + i) : 0;
 	probe->op = (struct io_op){.kind = kinds[probe->stage],
-		.fd = spill->file.fd,
+		.fd = probe->stage == PROBE_FILE ? -1 : spill->file.fd,
 		.off = probe->at,
 		.iov[0] = {probe->bytes, n},
 		.n_iov = probe->stage == PROBE_SYNC ? 0 : 1,
@@ -286,7 +286,10 @@ static int probe_advance(struct spill *spill, int64_t res)
 static void probe_done(struct io_op *op, int64_t res)
 {
 	struct spill *spill = op->owner;
-	int r = probe_advance(spill, FAULT_INT("spill.probe", res));
+	int r;
+
+	spill->n_idle += op->kind == IO_OPEN;
+	r = probe_advance(spill, FAULT_INT("spill.probe", res));
 
 	if (r == 0)
 		probe_step(spill);

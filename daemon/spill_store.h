@@ -265,6 +265,8 @@ struct spill {
 	struct spill_file file;
 	struct io *io;
 	uint64_t moved_ns; /* when an operation last ended, or the first of those under way began */
+	unsigned
+		n_idle; /* of those that have just ended: looks at the file and packing, for which the disk need not move */
 	struct health health;
 	struct scrub scrub;
 	struct drop *drop; /* spill_drop.c: under way, or NULL */

@@ -664,6 +664,44 @@ static void a_disk_that_ends_nothing_for_5_s_is_down_and_comes_back_by_itself(vo
 	assert_true(store_adds_up(f));
 }
 
+/* The kernel finds an open file by its path without the disk. */
+static void a_look_at_the_file_of_a_hung_disk_is_no_sign_of_life(void **state)
+{
+	struct fixture *f = *state;
+	struct block *b = &f->blocks[0];
+	struct spill_record record;
+	char rule[32];
+
+	settle(f);
+	b->bytes = SIZE;
+	record = block_record(b);
+	block_fill(b, f->out);
+	snprintf(rule, sizeof(rule), "io.hang.fd=%d", f->spill->file.fd);
+	fault_arm(rule); /* all but the look, which opens by a path */
+	assert_int_equal(spill_write(f->spill, &record, f->out, b, block_done, b), 0);
+	spill_reap(f->spill);
+	f->spill->moved_ns -= 6 * SPILL_SECOND;
+	f->spill->health.hung = true; /* the look, not the tick, is what is looked at here */
+	f->spill->health.look_at_ns = 0;
+	spill_tick(f->spill);
+	for (unsigned n = 0; n < 5000 && !f->spill->health.look_at_ns; n++) {
+		usleep(1000);
+		spill_reap(f->spill);
+	}
+	assert_true(f->spill->health.look_at_ns != 0); /* it was found to be there */
+	assert_true(spill_stalled(f->spill, 5 * SPILL_SECOND));
+	assert_true(spill_hung(f->spill));
+	assert_int_equal(stats_of(f).state, SPILL_UP);
+	f->spill->health.hung = false;
+	spill_tick(f->spill);
+	assert_int_equal(stats_of(f).state, SPILL_DOWN);
+	assert_int_equal(stats_of(f).last_errno, ETIMEDOUT);
+	fault_arm("io.hang.end=1");
+	settle(f);
+	assert_false(spill_hung(f->spill));
+	assert_int_equal(b->res, 0);
+}
+
 static void closing_a_store_on_a_hung_disk_ends_in_time_and_says_so(void **state)
 {
 	struct fixture *f = *state;
@@ -848,6 +886,7 @@ int main(void)
 		BOTH(a_store_removed_or_moved_while_running_goes_down_and_comes_back_with_it),
 		ONCE(a_directory_made_unwritable_while_running_takes_the_store_down_until_it_is_writable),
 		BOTH(a_disk_that_ends_nothing_for_5_s_is_down_and_comes_back_by_itself),
+		BOTH(a_look_at_the_file_of_a_hung_disk_is_no_sign_of_life),
 		BOTH(closing_a_store_on_a_hung_disk_ends_in_time_and_says_so),
 		ONCE(where_io_uring_is_refused_the_results_are_the_same),
 		BOTH(a_hundred_thousand_requests_of_64_clients_pass_the_smallest_ring),
