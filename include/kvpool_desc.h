@@ -87,7 +87,8 @@ static inline const char *kvp_desc_bad(const struct kvp_desc *desc, uint64_t *bl
 		return "size";
 	if (desc->version != 1)
 		return "version";
-	if (desc->layout < KVP_LAYOUT_HND || desc->layout > KVP_LAYOUT_OPAQUE)
+	if ((desc->layout < KVP_LAYOUT_HND || desc->layout > KVP_LAYOUT_NHD) && desc->layout != KVP_LAYOUT_OPAQUE &&
+		desc->layout != KVP_LAYOUT_TILED)
 		return "layout";
 	if (!desc->block_tokens || desc->block_tokens > 1u << 24)
 		return "block_tokens";

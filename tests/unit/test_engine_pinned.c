@@ -86,8 +86,10 @@ static void assert_pinned_in(
 
 static void assert_pinned(const struct engine *e, const char *prompt, size_t length, const struct pinned *pinned)
 {
-	for (uint32_t layout = KVP_LAYOUT_HND; layout <= KVP_LAYOUT_TILED; layout++)
-		assert_pinned_in(e, prompt, length, pinned, layout);
+	static const uint32_t layouts[] = {KVP_LAYOUT_HND, KVP_LAYOUT_NHD, KVP_LAYOUT_TILED};
+
+	for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++)
+		assert_pinned_in(e, prompt, length, pinned, layouts[i]);
 }
 
 static void after_a_short_prompt_it_says_what_is_written_down(void **state)

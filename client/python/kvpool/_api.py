@@ -43,8 +43,8 @@ class State(enum.IntEnum):
 class Layout(enum.IntEnum):
     HND = 1
     NHD = 2
-    TILED = 3
     OPAQUE = 4
+    TILED = 5
 
 
 class Type(enum.IntEnum):
