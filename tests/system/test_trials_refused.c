@@ -1,7 +1,7 @@
 /*
  * test_trials_refused.c - trials: the kernel or the host refuses what kvpoold would like to use
  *
- * B46, B56, B57, B58.  What is refused is refused for the rest of this program, so the order of the cases matters: each
+ * B46, B51, B56, B57, B58.  What is refused is refused for the rest of this program, so the order of the cases matters: each
  * later filter says more than the ones before it.
  *
  * kvpool-test: timeout=120
@@ -103,6 +103,56 @@ static void with_no_locked_memory_at_all_two_daemons_of_a_user_serve_exactly(voi
 {
 	(void)state;
 	under_a_small_limit_of_locked_memory(0);
+}
+
+/* ---- B51 ---- */
+
+static struct trial *given_locked(uid_t uid)
+{
+	struct trial *t = given(uid);
+	unsigned n = 0;
+
+	while (t->host.argv[n])
+		n++;
+	t->host.argv[n++] = "--lock-memory";
+	t->host.argv[n] = "yes";
+	return t;
+}
+
+static void a_pool_that_may_not_be_locked_is_served_unlocked_with_a_warning(void **state)
+{
+	struct rlimit was, small = {64 << 10, 64 << 10};
+	struct trial *t;
+
+	(void)state;
+	if (geteuid() != 0)
+		skip();
+	getrlimit(RLIMIT_MEMLOCK, &was);
+	if (was.rlim_max < small.rlim_max) /* by the cases before, where root may not raise it again */
+		small.rlim_cur = small.rlim_max = was.rlim_max;
+	t = given_locked(61001);
+	assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &small), 0);
+	serves(t);
+	setrlimit(RLIMIT_MEMLOCK, &was);
+	assert_true(host_logged(&t->host, "lock-memory: cannot lock", 0));
+	assert_true(host_logged(&t->host, "going on unlocked", 0));
+	end(t);
+}
+
+static void a_pool_larger_than_memory_is_refused_before_it_serves_locked_or_not(void **state)
+{
+	static const char *const lock[] = {"no", "yes"};
+
+	(void)state;
+	for (unsigned i = 0; i < 2; i++) {
+		struct trial *t = given(geteuid());
+		const char *options[] = {
+			"--pool", "16T", "--slab", "4G", "--spill", "off", "--lock-memory", lock[i], NULL};
+
+		assert_int_equal(host_start(&t->host, options), -1001);
+		assert_true(host_logged(&t->host, "give a smaller --pool", 0));
+		end(t);
+	}
 }
 
 /* ---- B58 ---- */
@@ -240,6 +290,8 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(with_64_kib_of_locked_memory_two_daemons_of_a_user_serve_exactly),
 		cmocka_unit_test(with_no_locked_memory_at_all_two_daemons_of_a_user_serve_exactly),
+		cmocka_unit_test(a_pool_that_may_not_be_locked_is_served_unlocked_with_a_warning),
+		cmocka_unit_test(a_pool_larger_than_memory_is_refused_before_it_serves_locked_or_not),
 		cmocka_unit_test(a_socket_that_nobody_could_find_is_refused_with_the_reason),
 		cmocka_unit_test(a_relative_socket_is_refused),
 		cmocka_unit_test(an_engine_is_told_about_a_socket_path_too_long),
