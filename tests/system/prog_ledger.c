@@ -139,8 +139,11 @@ static uint64_t now_ms(void)
 	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/* @limits: none from [0] to below [1] may be missing; [2]: milliseconds for the request. */
-static int verify_chain(struct kvp_ns *ns, uint64_t from, uint64_t to, const uint64_t limits[3], struct found *found)
+/* A block whose parent is missing is there nevertheless, and is looked for behind it.
+   @limits: none from [0] to below [1] may be missing; [2]: milliseconds for the request.
+   Return: how many were looked at; -1: said. */
+static int64_t verify_chain(
+	struct kvp_ns *ns, uint64_t from, uint64_t to, const uint64_t limits[3], struct found *found)
 {
 	struct kvp_key keys[CHAIN];
 	struct kvp_view views[CHAIN];
@@ -156,10 +159,10 @@ static int verify_chain(struct kvp_ns *ns, uint64_t from, uint64_t to, const uin
 	found->slowest_ms = took > found->slowest_ms ? took : found->slowest_ms;
 	if (got < 0) {
 		printf("ledger: block %lu: %s\n", (unsigned long)from, kvp_error(NULL));
-		return 1;
+		return -1;
 	}
-	for (uint32_t i = 0; i < n; i++) {
-		if (i >= got) {
+	for (uint32_t i = 0; i < n && i <= got; i++) {
+		if (i == got) {
 			found->missing++;
 			found->kept_missing += from + i >= limits[0] && from + i < limits[1];
 		} else if (right(views[i].data, from + i)) {
@@ -175,20 +178,22 @@ static int verify_chain(struct kvp_ns *ns, uint64_t from, uint64_t to, const uin
 	}
 	if (kvp_release(views, (uint32_t)got) > 0) {
 		printf("ledger: lost hold of block %lu\n", (unsigned long)from);
-		return 1;
+		return -1;
 	}
-	return 0;
+	return got < n ? got + 1 : n;
 }
 
 static int ledger_verify(struct kvp_ns *ns, uint64_t from, uint64_t to, const uint64_t limits[3])
 {
 	struct found found = {0};
-	uint64_t end;
 
-	for (uint64_t block = from; block < to; block = end) {
-		end = block - block % CHAIN + CHAIN < to ? block - block % CHAIN + CHAIN : to;
-		if (verify_chain(ns, block, end, limits, &found))
+	for (uint64_t block = from; block < to;) {
+		uint64_t end = block - block % CHAIN + CHAIN < to ? block - block % CHAIN + CHAIN : to;
+		int64_t n = verify_chain(ns, block, end, limits, &found);
+
+		if (n < 0)
 			return 1;
+		block += (uint64_t)n;
 	}
 	printf("ledger: asked=%lu right=%lu missing=%lu wrong=%lu kept_missing=%lu slowest_ms=%lu",
 		(unsigned long)(to - from), (unsigned long)found.right, (unsigned long)found.missing,

@@ -4,11 +4,11 @@
 static void any_series_of_calls_keeps_every_row(void **state)
 {
 	static const uint32_t widths[] = {1, 3, 16, 64, 1024};
+	static const uint32_t layouts[] = {KVP_LAYOUT_HND, KVP_LAYOUT_NHD, KVP_LAYOUT_TILED};
 
 	(void)state;
 	for (uint64_t seed = 1; seed <= 20; seed++) {
-		uint32_t layout = KVP_LAYOUT_HND + seed % 3; /* HND, NHD, TILED */
-		struct world w = given_world(NULL, widths[seed % 5], layout, 0);
+		struct world w = given_world(NULL, widths[seed % 5], layouts[seed % 3], 0);
 		struct model *models = calloc(SEQS, sizeof(*models));
 
 		random_state = seed;
