@@ -245,5 +245,6 @@ def test_two_engines_in_one_pool_are_told_apart(daemon, stories, prompt):
     native.close()
     cache.close()
     for text in (clients, spaces):
-        rows = [line for line in text.splitlines() if "llama.cpp" in line or "lmcache" in line]
+        table = text.split("\n\n")[0]  # below it: each namespace's shape
+        rows = [line for line in table.splitlines() if "llama.cpp" in line or "lmcache" in line]
         assert len(rows) == 2, text
