@@ -36,6 +36,7 @@
 #define BATCH 8192u
 #define WARM_SECONDS 1.0
 #define COLD_SECONDS 5.0
+#define OWN_BYTES 300. /* of the daemon, a block */
 #define MILLION 1e6
 #define HIT_NS 60000000000ull
 #define SETTLE_NS 3000000000ull
@@ -177,6 +178,25 @@ static int records_make(struct bench *bench, uint64_t n)
 	return r ? r : bench_ask_daemon(bench->own.socket, KVP_MSG_DRAIN);
 }
 
+/* What the daemon takes beside the pool. */
+static void memory_rows(struct bench *bench, uint64_t n, bool judged, const char *when)
+{
+	unsigned long long kib = 0;
+	char path[64], line[128];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/status", (int)bench->own.pid);
+	file = fopen(path, "re");
+	while (file && fgets(line, sizeof(line), file))
+		if (sscanf(line, "RssAnon: %llu", &kib) == 1)
+			break;
+	if (file)
+		fclose(file);
+	if (kib)
+		bench_row(bench, "bytes", (double)kib * 1024 / (double)n, judged ? "limit" : NULL, OWN_BYTES, judged,
+			"the daemon's own memory, a block, %s", when);
+}
+
 /* Start it, and get block @k. Return: seconds for both; < 0: it was not there (said). */
 static double first_hit(struct bench *bench, uint64_t pool_bytes, uint64_t spill_bytes, uint64_t k)
 {
@@ -232,12 +252,15 @@ static int recovery_measure(struct bench *bench)
 	warm = first_hit(bench, pool_bytes, spill_bytes, n - 1);
 	if (warm < 0)
 		return KVCTL_FAILED;
+	memory_rows(bench, n, n >= MILLION, "in memory and in the store");
 	bench_daemon_halt(&bench->own);
 	bench_daemon_forget(&bench->own);
 	/* a small pool: what memory takes is told above */
 	cold = first_hit(bench, SMALL_POOL, spill_bytes, n / 2);
 	if (cold < 0)
 		return KVCTL_FAILED;
+	if (found)
+		memory_rows(bench, found, found >= MILLION, "in the store alone");
 	bench_row(bench, "s", warm, n >= MILLION ? "limit" : NULL, WARM_SECONDS, n >= MILLION,
 		"restart to the first hit, %" PRIu64 " blocks in memory", n);
 	bench_row(bench, "s", cold, found >= MILLION ? "limit" : NULL, COLD_SECONDS, found >= MILLION,
