@@ -216,6 +216,8 @@ static void without_fio_it_is_said_and_no_yardstick_made_up(void **state)
 static void starts_stand_beside_plain_memory_and_every_record_is_found(void **state)
 {
 	static const char *const names[] = {"start with a new pool of 64 MiB", "populate a GiB of the pool",
+		"the daemon's own memory, a block, in memory and in the store",
+		"the daemon's own memory, a block, in the store alone",
 		"restart to the first hit, 3000 blocks in memory", "start to the first hit, 3000 records in the store"};
 	struct fake *f = *state;
 	json_t *rows;
