@@ -381,3 +381,37 @@ def test_events_tell_what_comes_and_goes(ns):
     assert got[3].kind == kinds.CLEARED and len(got) == 4
     assert [event.seq for event in got] == list(range(got[0].seq, got[0].seq + 4))
     assert events.read() == []
+
+
+def test_the_layers_of_a_block_come_back_one_by_one(daemon, client):
+    layers, block = 4, 64
+    shape = kvpool.Descriptor.model(kvpool.Layout.HND, block, layers, 2, 64, kvpool.Type.F16)
+    ns = client.namespace("layers", shape, layers=True)
+    each = ns.block_bytes // layers
+    keys = [ns.key(f"block {i}") for i in range(12)]
+    for i, key in enumerate(keys):
+        assert ns.put(key, *(bytes([16 * layer + i]) * each for layer in range(layers)), timeout=5)
+    view = ns.get(keys[0])
+    assert view.layers_ready == layers and view.wait_layer(layers - 1)
+    with pytest.raises(kvpool.Error) as refused:
+        view.wait_layer(layers)
+    assert refused.value.errno == errno.EINVAL
+    view.release()
+    assert daemon.kvctl("drain").returncode == daemon.kvctl("evict").returncode == 0
+    views = ns.acquire(keys, timeout=10, layers=True)
+    assert views and all(view.hit == kvpool.Hit.SPILL for view in views)
+    for i, view in enumerate(views):
+        for layer in range(layers):
+            assert view.wait_layer(layer, timeout=10) and view.layers_ready > layer
+            assert bytes(view.data[layer * each:(layer + 1) * each]) == bytes([16 * layer + i]) * each
+
+
+def test_a_namespace_says_how_its_blocks_lie_in_the_store(daemon, client):
+    shape = kvpool.Descriptor.opaque("test/1", block_bytes=65536, block_tokens=16)
+    for name, compress in (("packed", True), ("plain", False)):
+        ns = client.namespace(name, shape, compress=compress)
+        assert ns.put(ns.key("a"), bytes(ns.block_bytes), timeout=5)
+    assert daemon.kvctl("drain").returncode == 0
+    said = daemon.kvctl("ns").stdout
+    assert "spilled compressed; 1 blocks so far" in said.split("packed  id")[1].split("\n\n")[0], said
+    assert "compressed" not in said.split("plain  id")[1].split("\n\n")[0], said

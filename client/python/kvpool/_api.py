@@ -310,9 +310,14 @@ class Client:
 
     def namespace(self, name: str, descriptor: Descriptor, *, must_exist: bool = False, readonly: bool = False,
                   copied: bool = False, in_place: bool = False, owner_uid: Optional[int] = None, mode: int = 0,
-                  base: Optional["Namespace"] = None, cost_ns_per_token: int = 0) -> "Namespace":
-        """Create or join a namespace; see kvp_ns_open() in kvpool.h for each argument."""
-        flags = 1 * must_exist | 2 * copied | 4 * in_place | 8 * readonly
+                  base: Optional["Namespace"] = None, cost_ns_per_token: int = 0,
+                  compress: Optional[bool] = None, layers: bool = False) -> "Namespace":
+        """Create or join a namespace; see kvp_ns_open() in kvpool.h for each argument.
+
+        ``compress``: in the spill store, yes or no; None: as the daemon is set.  ``layers``: see ``acquire()``.
+        """
+        flags = 1 * must_exist | 2 * copied | 4 * in_place | 8 * readonly | 256 * layers
+        flags |= {None: 0, True: 64, False: 128}[compress]
         opts = _lib.NsOpts(size=c.sizeof(_lib.NsOpts), flags=flags, name=name.encode(),
                            desc=c.pointer(descriptor.raw), owner_uid=_lib.UID_SELF if owner_uid is None else owner_uid,
                            mode=mode, base=base._raw if base else None, cost_ns_per_token=cost_ns_per_token)
@@ -406,10 +411,14 @@ class Namespace:
         _check(_pool.kvp_match(part, 1, len(keys), 2, states))
         return [Hit(state) for state in states]
 
-    def acquire(self, keys: SequenceOf[Key], timeout: float = 0) -> List["View"]:
-        """Pin the leading blocks that are there, waiting ``timeout`` seconds for those in the spill store."""
+    def acquire(self, keys: SequenceOf[Key], timeout: float = 0, layers: bool = False) -> List["View"]:
+        """Pin the leading blocks that are there, waiting ``timeout`` seconds for those in the spill store.
+
+        ``layers``: in a namespace made with it, a block that is being read back is given with its first layers;
+        ``View.wait_layer()`` before each layer is looked at.
+        """
         raw, views = _keys(keys), (_lib.View * len(keys))()
-        count = _check(_pool.kvp_acquire(self._raw, raw, len(keys), 0, _deadline(timeout), views))
+        count = _check(_pool.kvp_acquire(self._raw, raw, len(keys), 2 * layers, _deadline(timeout), views))
         return [View(self, _Pin(views[i], self._handle)) for i in range(count)]
 
     def get(self, key: Key, timeout: float = 0) -> Optional["View"]:
@@ -586,6 +595,16 @@ class View:
     def lost(self) -> bool:
         """Was the hold revoked (the process was stopped past the hold limit)? Then what was read is void."""
         return bool(_pool.kvp_lost(self._held().raw, 1))
+
+    @property
+    def layers_ready(self) -> int:
+        """The first n layers are there; all, unless it was acquired with ``layers``."""
+        return self._held().raw.layers_ready
+
+    def wait_layer(self, layer: int, timeout: float = 0) -> bool:
+        """Wait until a layer is there. Return: False: not in time. Error ESTALE: it will not come, the block is a miss."""
+        result = _pool.kvp_view_wait_layer(self._held().raw, layer, _deadline(timeout))
+        return False if result == -errno.ETIMEDOUT else _check(result) == 0
 
     @property
     def node(self) -> Optional[int]:

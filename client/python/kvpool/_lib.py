@@ -161,6 +161,7 @@ _POOL = {
     "kvp_release": (c.c_int, [c.POINTER(View), c.c_uint32]),
     "kvp_lost": (c.c_int, [c.POINTER(View), c.c_uint32]),
     "kvp_view_node": (c.c_int, [c.POINTER(View)]),
+    "kvp_view_wait_layer": (c.c_int, [c.POINTER(View), c.c_uint32, c.c_uint64]),
     "kvp_reserve": (c.c_int64, [PTR, c.c_uint32, c.c_uint32, c.c_uint64, c.POINTER(BlockRef)]),
     "kvp_publish": (c.c_int64, [PTR, c.POINTER(PublishItem), c.c_uint32, c.POINTER(c.c_uint8)]),
     "kvp_abandon": (None, [c.POINTER(BlockRef), c.c_uint32]),

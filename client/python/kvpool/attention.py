@@ -39,7 +39,7 @@ _AUTO = 0xFFFFFFFF
 
 
 def isa() -> str:
-    """The instruction set the kernels use: "scalar", "avx2" or "avx512"."""
+    """The instruction set the kernels use, as kvattn_isa_name() in kvattn.h has it: "scalar", "avx2", "avx512" and so on."""
     return _attn.kvattn_isa_name().decode()
 
 
