@@ -99,7 +99,7 @@ void *race_arrive(void *arg)
 
 	while (!atomic_load_explicit(&r->stop, memory_order_relaxed)) {
 		uint32_t n = (seed = seed * 1664525u + 1013904223u) >> 16, layers;
-		uint64_t slot = atomic_load(&r->slot);
+		uint64_t slot = atomic_load(&r->slot), word;
 		struct spot spot;
 
 		n %= r->n_keys;
@@ -109,7 +109,8 @@ void *race_arrive(void *arg)
 		r->reads++;
 		/* whatever becomes of the block: what was there stays as long as it is pinned */
 		r->wrong += !right(spot.data, spot.used_bytes / 2, race_content(n));
-		if (!spot_lost(spot.map, spot.slot, spot.generation)) { /* published meanwhile */
+		word = atomic_load_explicit(&spot.block->word, memory_order_acquire); /* as kvp_view_wait_layer() */
+		if (kvp_word_generation(word) == spot.generation && kvp_word_state(word) == KVP_BLOCK_PUBLISHED) {
 			r->whole++;
 			r->wrong += !right(spot.data, spot.used_bytes, race_content(n));
 		}
