@@ -78,7 +78,8 @@ static void layers_are_told_of_in_order_as_they_come_and_the_block_is_exact(void
 	assert_true(store_adds_up(f));
 }
 
-/* One operation at once: its parts come one after the other, so that each is told of by itself. */
+/* One operation at once: its parts come one after the other.  Those that were done when the loop looked are told of together,
+   all of them at times, so it is read until one was told of before the rest. */
 static void a_record_comes_in_parts_each_told_of(void **state)
 {
 	struct fixture *f = *state;
@@ -87,9 +88,11 @@ static void a_record_comes_in_parts_each_told_of(void **state)
 	f->opts.depth = 1;
 	assert_int_equal(fixture_open(f), 0);
 	assert_int_equal(put(f, 0, BYTES), 0);
-	assert_int_equal(get_in_layers(f, 0), 0);
-	assert_true(n_told >= 1 && n_told < PARTS_MAX);
-	assert_int_equal(get_in_layers(f, 0), 0);
+	for (unsigned i = 0; i < 1000 && !n_told; i++) {
+		assert_int_equal(get_in_layers(f, 0), 0);
+		assert_true(n_told < PARTS_MAX);
+	}
+	assert_true(n_told);
 }
 
 static void flip(const struct fixture *f, uint64_t at)
