@@ -310,9 +310,27 @@ void block_take_late(struct daemon *d)
 
 /* ---- publish ---- */
 
+/* The last tick in which a use is of before the hold. */
+static uint32_t hold_since(const struct entry *e)
+{
+	return e->hold_until - TICKS_PER_SECOND - 1;
+}
+
+/* A use of this very tick is its own, unless the slot has one already: then that is of the block that was there before. */
 void block_hold(struct entry *e)
 {
-	e->hold_until = daemon_tick(e->ns->d) + TICKS_PER_SECOND;
+	struct ns *ns = e->ns;
+	uint32_t used = daemon_tick(ns->d) - 1;
+
+	if (e->slot != NO_SLOT)
+		session_pins(ns->d, slot_place(ns, e->slot), slot_index(ns, e->slot), &used);
+	e->hold_until = used + 1 + TICKS_PER_SECOND;
+}
+
+void block_used(struct entry *e, uint32_t used)
+{
+	if (e->hold_until && (int32_t)(used - hold_since(e)) > 0)
+		e->hold_until = 0;
 }
 
 static void block_set_fields(const struct entry *e, uint64_t slot)
@@ -511,7 +529,7 @@ static bool block_drain(struct entry *e)
 bool block_is_held(struct entry *e)
 {
 	struct ns *ns = e->ns;
-	uint32_t before = e->hold_until - TICKS_PER_SECOND - 1, used = before;
+	uint32_t used = hold_since(e);
 
 	if (ns_slot(ns, e->slot)->io)
 		return true;
@@ -519,7 +537,8 @@ bool block_is_held(struct entry *e)
 		return false;
 	/* the hold is over when its second is, or when somebody has used the block since; a pin counts by itself */
 	session_pins(ns->d, slot_place(ns, e->slot), slot_index(ns, e->slot), &used);
-	if (used != before || (int32_t)(daemon_tick(ns->d) - e->hold_until) >= 0)
+	block_used(e, used);
+	if ((int32_t)(daemon_tick(ns->d) - e->hold_until) >= 0)
 		e->hold_until = 0;
 	return e->hold_until;
 }

@@ -58,6 +58,8 @@ bool block_evict(struct entry *e);
 bool block_forget(struct entry *e);
 /** block_hold() - keep it from eviction until whoever was told of it has used it, for about a second at most */
 void block_hold(struct entry *e);
+/** block_used() - somebody used it in tick @used: if that is after block_hold(), it is held no longer */
+void block_used(struct entry *e, uint32_t used);
 /** block_is_held() - by block_hold(), or by a transfer of its bytes */
 bool block_is_held(struct entry *e);
 /** block_drop_slab() - all blocks of a condemned slab go, pinned or not, and all grants in it.

@@ -374,7 +374,10 @@ static void session_harvest(struct session *s)
 			if (!e || kvp_word_state(atomic_load(&slab->ns->blocks[slot].word)) != KVP_BLOCK_PUBLISHED)
 				continue;
 			used = atomic_load_explicit(&session_pin(s, place, i)->stamp, memory_order_relaxed);
-			if (used && (int32_t)(used - e->stamp) > 0 && (int32_t)(used - daemon_tick(d)) <= 0) {
+			if (!used || (int32_t)(used - daemon_tick(d)) > 0)
+				continue;
+			block_used(e, used);
+			if ((int32_t)(used - e->stamp) > 0) {
 				e->stamp = used;
 				policy_touch(slab->ns, e);
 			}

@@ -147,6 +147,26 @@ static void a_chain_with_a_damaged_block_is_usable_up_to_there_and_leaves_no_deb
 	kvp_release(views, 10);
 }
 
+/* ---- what a reader held it holds no longer than it lives ---- */
+
+static void what_a_reader_had_read_back_may_go_when_it_has_left(void **state)
+{
+	struct trial *t = *state;
+	char out[4096];
+
+	put_blocks(t->ns, 0, 8);
+	assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "drain"), 0);
+	assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "evict"), 0);
+	for (uint64_t k = 0; k < 8; k++) {
+		struct kvp_key key = wire_key(k);
+
+		assert_int_equal(trial_get(t->ns, &key, k, TRIAL_BLOCK), 1);
+	}
+	trial_detach(t);
+	assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "evict"), 0);
+	assert_non_null(strstr(out, "evicted: 8 blocks"));
+}
+
 /* ---- B27 ---- */
 
 enum lost {
@@ -596,6 +616,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		WITH_STORE(a_chain_with_a_damaged_block_is_usable_up_to_there_and_leaves_no_debris),
+		WITH_STORE(what_a_reader_had_read_back_may_go_when_it_has_left),
 		cmocka_unit_test(without_its_memory_each_block_is_right_or_missing),
 		cmocka_unit_test(without_its_store_each_block_is_right_or_missing),
 		cmocka_unit_test(without_its_namespace_files_each_block_is_right_or_missing),

@@ -308,6 +308,27 @@ static void a_hold_ends_with_the_first_use_or_its_second(void **state)
 	done_with(f);
 }
 
+static void a_use_of_the_block_that_was_there_before_ends_no_hold(void **state)
+{
+	struct fixture *f = given_pool(5);
+	struct entry *a = given_block(f, NULL), *b;
+	uint64_t slot = a->slot;
+
+	(void)state;
+	pin(f, 2, slot, 1);
+	pin(f, 2, slot, -1);
+	assert_true(block_evict(a));
+	b = given_block(f, NULL); /* within the same tick */
+	assert_int_equal(b->slot, slot);
+	block_hold(b);
+	assert_false(block_evict(b));
+	block_used(b, daemon_tick(&f->d)); /* that is of the other block, too, for all that can be told */
+	assert_false(block_evict(b));
+	block_used(b, daemon_tick(&f->d) + 1); /* as a session says that ends */
+	assert_true(block_evict(b));
+	done_with(f);
+}
+
 static void a_stamp_from_the_future_keeps_nothing(void **state)
 {
 	struct fixture *f = given_pool(6);
@@ -581,6 +602,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_new_daemon_sets_aside_what_was_arriving_as_long_as_somebody_holds_it),
 		cmocka_unit_test(the_next_fill_of_a_slot_begins_with_no_layer),
 		cmocka_unit_test(a_hold_ends_with_the_first_use_or_its_second),
+		cmocka_unit_test(a_use_of_the_block_that_was_there_before_ends_no_hold),
 		cmocka_unit_test(a_stamp_from_the_future_keeps_nothing),
 		cmocka_unit_test(
 			a_new_daemon_puts_draining_back_frees_what_was_being_filled_and_keeps_grants_of_the_living),
