@@ -369,16 +369,19 @@ static inline bool hold_is_dead(const struct hold *hold)
 	return atomic_load_explicit(&process_forked, memory_order_relaxed) && atomic_load(&hold_client(hold)->dead);
 }
 
-/* As block_lost(), of a hold: one that was given while its block was being read back stands meanwhile, too. */
-static HOT bool hold_lost(const struct hold *hold)
+/* Of a hold whose block is not there as a whole: one that was given while it was being read back may stand all the same. */
+static __attribute__((noinline, cold)) bool hold_lost_for_good(const struct hold *hold)
 {
-	uint64_t word;
+	uint64_t word = atomic_load_explicit(&hold->block->word, memory_order_relaxed);
 
-	if (__builtin_expect(!block_lost(hold->block, hold->generation), 1))
-		return false;
-	word = atomic_load_explicit(&hold->block->word, memory_order_relaxed);
 	return !hold->arriving || kvp_word_generation(word) != hold->generation ||
 	       (kvp_word_state(word) != KVP_BLOCK_RESTORING && block_lost(hold->block, hold->generation));
+}
+
+/* As block_lost(), of a hold. */
+static HOT bool hold_lost(const struct hold *hold)
+{
+	return __builtin_expect(block_lost(hold->block, hold->generation), 0) && hold_lost_for_good(hold);
 }
 
 /* Return: true: the hold had been lost. */
