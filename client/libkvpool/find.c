@@ -370,7 +370,7 @@ static inline bool hold_is_dead(const struct hold *hold)
 }
 
 /* Of a hold whose block is not there as a whole: one that was given while it was being read back may stand all the same. */
-static __attribute__((noinline, cold)) bool hold_lost_for_good(const struct hold *hold)
+static __attribute__((noinline)) bool hold_lost_for_good(const struct hold *hold)
 {
 	uint64_t word = atomic_load_explicit(&hold->block->word, memory_order_relaxed);
 
@@ -393,11 +393,11 @@ static HOT bool view_release(struct kvp_view *view)
 	view->data = NULL;
 	if (!hold || hold->kind != HOLD_VIEW)
 		return false; /* released before, or never given */
-	if (!hold_is_dead(hold)) {
+	if (__builtin_expect(!hold_is_dead(hold), 1)) {
 		lost = hold_lost(hold);
 		pin_drop(hold->pin);
 	}
-	if (lost)
+	if (__builtin_expect(lost, 0))
 		count_add(hold_client(hold), COUNT_LOST_HOLDS, 1);
 	hold_end_at(hold, view->opaque[0]);
 	return lost;
