@@ -9,7 +9,7 @@
  * record's name, place and checksums, then the data.  kvpool_spill.h has the bytes.  One vectored write puts header and
  * data down, straight from the caller's memory.  A record counts only if its header's checksum, store, segment sequence
  * and own place agree, its data only if the checksum agrees, at every read: a torn, stale or swapped record is a miss.
- * A start continues in a segment no earlier daemon was writing.  Capacity is a bound on the file, superblock included.
+ * A start goes on behind the last record of the log.  Capacity is a bound on the file, superblock included.
  */
 #ifndef KVPOOL_DAEMON_SPILL_H
 #define KVPOOL_DAEMON_SPILL_H

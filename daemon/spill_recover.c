@@ -43,6 +43,7 @@ struct scan {
 	uint64_t n_sealed; /* records its seal speaks of; 0: none, or nothing of it counts any more */
 	uint64_t torn_sequence; /* what a damaged segment header still says */
 	bool shorter; /* the file ended within a longer read */
+	bool whole; /* its header names the use, and nothing of it could not be read */
 	uint8_t *bytes;
 };
 
@@ -70,7 +71,7 @@ static void scan_start(struct scan *scan)
 		return;
 	scan->segment = recovery->next++;
 	scan->at = scan->have = scan->last_span = scan->gap_at = scan->torn_sequence = scan->n_sealed = 0;
-	scan->shorter = false;
+	scan->shorter = scan->whole = false;
 	scan->stage = SCAN_LOG;
 	scan_read(scan);
 }
@@ -84,6 +85,7 @@ static void scan_end(struct scan *scan)
 	if (scan->n_sealed > segment->n_records)
 		recovery->n_lost += scan->n_sealed - segment->n_records;
 	segment->used = scan->gap_at ? scan->gap_at : scan->at;
+	segment->whole = scan->whole;
 	segment->state = segment->n_records ? SEGMENT_FULL : SEGMENT_EMPTY;
 	segment->dirty = segment->n_records && !segment->sealed; /* until the first flush */
 	scan_start(scan);
@@ -114,6 +116,7 @@ static int64_t scan_segment_header(struct scan *scan, const uint8_t *page)
 	spill->segments[scan->segment].sequence = 0;
 	if (spill_segment_decode(page, &spot) == 0) {
 		spill->segments[scan->segment].sequence = spot.sequence;
+		scan->whole = true;
 		return SPILL_PAGE;
 	}
 	if (!spill_page_is_of(page, spot.uuid))
@@ -176,9 +179,10 @@ static struct spill_spot scan_seal_spot(const struct scan *scan)
 	return spot;
 }
 
-/* No seal, or none that can be used: from header to header. */
-static void scan_without_seal(struct scan *scan)
+/* No seal, or (not @none) one that cannot be used and may stand all the same: from header to header. */
+static void scan_without_seal(struct scan *scan, bool none)
 {
+	scan->whole = scan->whole && none;
 	free(scan->index);
 	scan->index = NULL;
 	scan->stage = SCAN_LOG;
@@ -191,9 +195,11 @@ static void scan_seal_done(struct scan *scan, int64_t res)
 	struct spill_spot spot = scan_seal_spot(scan);
 	uint64_t segment_bytes = scan->recovery->spill->file.super.segment_bytes;
 
-	if (res != (int64_t)SPILL_PAGE || spill_seal_decode(scan->bytes, &spot, segment_bytes, &scan->seal) < 0 ||
+	bool none = res == (int64_t)SPILL_PAGE && spill_seal_decode(scan->bytes, &spot, segment_bytes, &scan->seal) < 0;
+
+	if (none || res != (int64_t)SPILL_PAGE ||
 		!(scan->index = aligned_alloc(SPILL_PAGE, spill_index_bytes(scan->seal.n)))) {
-		scan_without_seal(scan);
+		scan_without_seal(scan, none);
 		return;
 	}
 	if (!spill_super_dropped(&scan->recovery->spill->file.super, 0, spot.sequence))
@@ -235,7 +241,7 @@ static void scan_index_done(struct scan *scan, int64_t res)
 		scan->recovery->error = r;
 	if (r == -EBADMSG) {
 		segment->n_records = 0;
-		scan_without_seal(scan);
+		scan_without_seal(scan, false);
 		return;
 	}
 	free(scan->index);
@@ -277,6 +283,7 @@ static void scan_log_done(struct scan *scan, int64_t res)
 		return;
 	}
 	if (res < 0 && res != -ENODATA) {
+		scan->whole = false;
 		spill->stats.read_errors++;
 		scan->recovery->n_lost_segments++; /* from here on: the scan of it ends */
 	}
@@ -376,7 +383,7 @@ static void tell_segment(struct spill *spill, uint32_t i)
 		if (cookie)
 			segment_let_live(spill, i, k, cookie);
 	}
-	if (segment->sealed)
+	if (segment->sealed && segment->state == SEGMENT_FULL)
 		segment_forget_index(segment);
 }
 
@@ -389,6 +396,8 @@ static int tell_begin(struct spill *spill)
 		if (spill->segments[i].state == SEGMENT_FULL)
 			spill->order[spill->n_order++] = (struct order){spill->segments[i].sequence, i};
 	qsort(spill->order, spill->n_order, sizeof(*spill->order), order_compare);
+	if (spill->n_order)
+		segment_continue(spill, spill->order[spill->n_order - 1].segment);
 	return 0;
 }
 

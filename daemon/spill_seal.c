@@ -5,7 +5,12 @@
  * what a power cut could still take.  It lies at the segment's end, named after this use of the segment; a start that finds
  * none, or one of an earlier use, or a damaged one, goes through the headers.  At most the last segments of a killed daemon
  * have none; the next start seals them.  A seal is a hint like everything in memory: each read checks the record itself.
+ *
+ * A stop seals the open segment too, full or not, and the next start goes on in it.  Before the first record is added the seal
+ * is overwritten, for a start that believed it would know nothing of that record.  Then the record is written, and only then
+ * flushed, so what is known to be durable is never behind a seal that stands.
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,6 +22,7 @@ struct seal {
 	struct io_op op;
 	struct spill *spill;
 	uint32_t segment;
+	bool direct; /* as it was submitted */
 	uint8_t *bytes;
 };
 
@@ -68,9 +74,9 @@ static void seal_segment(struct spill *spill, uint32_t i)
 	uint64_t n_bytes = seal_bytes(segment->n_live), end = segment_off(spill, i) + spill->file.super.segment_bytes;
 	struct seal *seal;
 
-	if (!segment->n_live || segment->used + n_bytes > spill->file.super.segment_bytes ||
+	if (segment->sealed || !segment->n_live || segment->used + n_bytes > spill->file.super.segment_bytes ||
 		FAULT_INT("spill.seal", 0) < 0) {
-		segment_forget_index(segment); /* no room, of an older layout say */
+		segment_forget_index(segment); /* it has one; or no room, of an older layout say */
 		return;
 	}
 	seal = calloc(1, sizeof(*seal));
@@ -102,4 +108,47 @@ void seal_ready(struct spill *spill)
 		if (segment->state == SEGMENT_FULL && segment->index && !segment->dirty && !segment->n_writers)
 			seal_segment(spill, i);
 	}
+}
+
+static void seal_broken(struct io_op *op, int64_t res)
+{
+	struct seal *seal = op->owner;
+	struct spill *spill = seal->spill;
+	struct segment *segment = &spill->segments[seal->segment];
+
+	segment->n_writers--;
+	if (res >= 0) {
+		segment->sealed = false;
+		spill->stats.write_bytes += (uint64_t)res;
+	} else if (seal->direct && (res == -EINVAL || res == -EOPNOTSUPP)) { /* who writes next tries again */
+		spill_file_leave_direct(&spill->file, (int)-res);
+	} else {
+		health_failed(spill, seal->segment, "write", (int)-res);
+	}
+	free(seal->bytes);
+	free(seal);
+}
+
+void seal_break(struct spill *spill)
+{
+	struct segment *segment = &spill->segments[spill->open];
+	struct seal *seal = segment->n_writers ? NULL : calloc(1, sizeof(*seal)); /* it is on its way */
+
+	if (!seal || !(seal->bytes = aligned_alloc(SPILL_PAGE, SPILL_PAGE))) {
+		free(seal);
+		return;
+	}
+	memset(seal->bytes, 0, SPILL_PAGE);
+	seal->spill = spill;
+	seal->segment = spill->open;
+	seal->direct = spill->file.direct;
+	segment->n_writers++;
+	seal->op = (struct io_op){.kind = IO_WRITE,
+		.fd = spill->file.fd,
+		.off = segment_off(spill, spill->open) + spill->file.super.segment_bytes - SPILL_PAGE,
+		.iov[0] = {seal->bytes, SPILL_PAGE},
+		.n_iov = 1,
+		.done = seal_broken,
+		.owner = seal};
+	spill_submit(spill, &seal->op);
 }

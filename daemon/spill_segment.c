@@ -133,7 +133,24 @@ static void segment_open(struct spill *spill, uint32_t i)
 	segment->n_records = 0;
 	segment->used = SPILL_PAGE;
 	segment->sequence = spill->next_sequence++;
-	segment->dirty = segment->flush_failed = false;
+	segment->dirty = segment->flush_failed = segment->sealed = false;
+	spill->open = i;
+}
+
+/* Else each start would take a segment for its own, and push out the oldest of a small store.  Nothing of an earlier daemon
+   can still be written there: the lock of the file is ours.  Behind the last record no other one of this use can come to
+   light, for the start has looked at every page.  What a mark in the superblock covers would be dropped with it. */
+void segment_continue(struct spill *spill, uint32_t i)
+{
+	struct segment *segment = &spill->segments[i];
+	uint64_t end = segment_off(spill, i) + spill->file.super.segment_bytes;
+
+	if (segment->state != SEGMENT_FULL || !segment->whole || end > spill->file.bytes ||
+		spill_super_dropped_any(&spill->file.super, segment->sequence) ||
+		segment->used + 2 * SPILL_PAGE + seal_bytes(segment->n_records + 1) > spill->file.super.segment_bytes)
+		return;
+	assert(spill->open == SPILL_NO_SEGMENT);
+	segment->state = SEGMENT_OPEN;
 	spill->open = i;
 }
 
@@ -253,8 +270,12 @@ int64_t segment_for(struct spill *spill, uint64_t span)
 	if (spill->open != SPILL_NO_SEGMENT) {
 		const struct segment *open = &spill->segments[spill->open];
 
-		if (open->used + span + seal_bytes(open->n_records + 1) <= spill->file.super.segment_bytes)
-			return spill->open;
+		if (open->used + span + seal_bytes(open->n_records + 1) <= spill->file.super.segment_bytes) {
+			if (!open->sealed)
+				return spill->open;
+			seal_break(spill);
+			return -EAGAIN;
+		}
 		segment_close(spill);
 	}
 	i = segment_empty(spill);

@@ -66,6 +66,7 @@ int spill_raw_forget_super(const struct spill_file *file);
  *
  *	ABSENT -> EMPTY   allocated
  *	EMPTY -> OPEN     segment_open(), one at a time
+ *	FULL -> OPEN      segment_continue(), by a start: the last one of the log, if it was left with room
  *	OPEN -> FULL      segment_close(): the next record does not fit
  *	OPEN, FULL -> BAD segment_condemn()
  *	FULL -> EMPTY     segment_reclaim(): oldest first; no transfer may be under way in it
@@ -95,7 +96,8 @@ struct record {
 struct segment {
 	enum segment_state state;
 	bool dirty; /* something was written since the last good flush */
-	bool sealed; /* as the start found it */
+	bool sealed; /* as the start found it: nothing was written since */
+	bool whole; /* as the start found it: its header names its use, and all of it could be read */
 	bool flush_failed; /* BAD: nothing in it counts, not even what is still being written */
 	uint32_t n_writers, n_readers; /* transfers under way */
 	uint32_t n_live, n_records, room;
@@ -125,6 +127,8 @@ void segment_drop_all(struct spill *spill, uint32_t i);
 /** segment_for() - the open segment with room for @span. Return: its index; -EAGAIN; -ENOSPC. */
 int64_t segment_for(struct spill *spill, uint64_t span);
 void segment_close(struct spill *spill);
+/** segment_continue() - @i, which the start found, is written on where its records end, if that can be */
+void segment_continue(struct spill *spill, uint32_t i);
 /** segment_no_space() - the file system had no room for what was written to @i: it is closed, the store full for a while */
 void segment_no_space(struct spill *spill, uint32_t i, int err);
 /** segment_allocate() - make the file one segment longer, in the background */
@@ -136,6 +140,8 @@ void segment_allocate(struct spill *spill);
 uint64_t seal_bytes(uint64_t n);
 /** seal_ready() - seal every full segment whose records are durable */
 void seal_ready(struct spill *spill);
+/** seal_break() - in the background: the open segment is to be written on, which its seal knows nothing of */
+void seal_break(struct spill *spill);
 
 /* ---- spill_health.c ---- */
 

@@ -364,6 +364,15 @@ static inline bool spill_super_dropped(const struct spill_super *super, uint64_t
 	return false;
 }
 
+/** spill_super_dropped_any() - would a record of some namespace not count in a segment of this use? */
+static inline bool spill_super_dropped_any(const struct spill_super *super, uint64_t sequence)
+{
+	for (uint32_t i = 0; i < super->n_drops; i++)
+		if (sequence < super->drops[i].below)
+			return true;
+	return false;
+}
+
 /** spill_super_drop() - add a mark; one for all (@ns_id 0) takes the place of the others. Return: 0; -ENOSPC. */
 static inline int spill_super_drop(struct spill_super *super, uint64_t ns_id, uint64_t below)
 {

@@ -1019,24 +1019,160 @@ static void of_a_key_written_twice_the_later_record_is_the_last_found(void **sta
 	assert_true(store_adds_up(f));
 }
 
-static void each_start_goes_on_in_a_segment_of_its_own(void **state)
+static uint32_t segment_of(struct fixture *f, unsigned k)
+{
+	uint32_t i = SPILL_NO_SEGMENT;
+
+	segment_find(f->spill, f->blocks[k].place, &i);
+	return i;
+}
+
+static void a_start_goes_on_behind_the_last_record(void **state)
+{
+	enum { STARTS = 30 }; /* more than segments */
+	struct fixture *f = *state;
+
+	for (unsigned start = 0; start < STARTS; start++) {
+		assert_int_equal(put(f, start, 5000), 0);
+		assert_int_equal(segment_of(f, start), 0);
+		assert_int_equal(f->spill->segments[0].n_records, start + 1);
+		if (start % 3 == 0) /* as a kill leaves it: no seal */
+			fault_arm("spill.seal=-EIO");
+		fixture_close(f);
+		fault_disarm();
+		assert_int_equal(fixture_open(f), 0);
+		assert_int_equal(f->n_found, start + 1);
+		for (unsigned k = 0; k <= start; k++)
+			assert_int_equal(get(f, k), 0);
+		assert_true(store_adds_up(f));
+	}
+	for (unsigned k = 100; k < 120; k++) /* full, it is followed by the next one */
+		assert_int_equal(put(f, k, 500000), 0);
+	assert_int_equal(segment_of(f, 119), 2);
+	assert_int_equal(fixture_reopen(f), 0);
+	assert_int_equal(f->n_found, STARTS + 20);
+}
+
+static void a_seal_hides_nothing_that_was_written_behind_it(void **state)
+{
+	enum { EACH = 3 };
+	struct fixture *f = *state;
+	uint8_t *image = malloc(64 * MIB);
+	uint64_t whole;
+
+	for (unsigned round = 0; round < 3; round++) {
+		assert_int_equal(fixture_reopen(f), 0); /* sealed from the second round on */
+		for (unsigned k = 0; k < EACH; k++)
+			assert_int_equal(put(f, round * EACH + k, 9000), 0);
+		whole = file_bytes(f, NULL);
+		edit(f, 0, image, whole, false); /* as a kill leaves it */
+		fixture_close(f);
+		edit(f, 0, image, whole, true);
+		assert_int_equal(fixture_open(f), 0);
+		assert_int_equal(f->n_found, (round + 1) * EACH);
+		for (unsigned k = 0; k < f->n_found; k++)
+			assert_int_equal(get(f, k), 0);
+	}
+	free(image);
+}
+
+static void a_start_that_writes_nothing_leaves_the_seal_as_it_is(void **state)
+{
+	unsigned n_present;
+	char faults[64];
+	struct fixture *f = *state;
+
+	for (unsigned k = 0; k < 100; k++)
+		assert_int_equal(put(f, k, 5000), 0);
+	assert_int_equal(fixture_reopen(f), 0);
+	n_present = f->spill->n_present;
+	fault_arm("io.write=-EIO"); /* none of its own either */
+	fixture_close(f);
+	snprintf(faults, sizeof(faults), "io.read=-EIO@%u+", 3 * n_present + 1);
+	fault_arm(faults); /* header, seal, entries: no header of a record is read */
+	assert_int_equal(fixture_open(f), 0);
+	fault_disarm();
+	assert_int_equal(f->n_found, 100);
+}
+
+static void a_seal_that_cannot_be_broken_costs_the_write_and_nothing_else(void **state)
 {
 	struct fixture *f = *state;
-	uint64_t last = 0;
 
-	for (unsigned start = 0; start < 30; start++) { /* more starts than segments */
-		uint32_t i;
+	for (unsigned k = 0; k < 5; k++)
+		assert_int_equal(put(f, k, 5000), 0);
+	assert_int_equal(fixture_reopen(f), 0);
+	fault_arm("io.write=-EIO@1");
+	assert_int_equal(put(f, 5, 5000), -ENODEV); /* the store is down, as after any failed write */
+	fault_disarm();
+	assert_int_equal(f->spill->open, SPILL_NO_SEGMENT);
+	assert_int_equal(fixture_reopen(f), 0);
+	assert_int_equal(f->n_found, 5);
+}
 
-		assert_int_equal(put(f, start, 5000), 0);
-		segment_find(f->spill, f->blocks[start].place, &i);
-		assert_int_equal(f->spill->segments[i].n_records, 1);
-		assert_true(f->spill->segments[i].sequence > last);
-		last = f->spill->segments[i].sequence;
-		assert_int_equal(fixture_reopen(f), 0);
-		assert_int_equal(get(f, start), 0);
-		assert_true(file_bytes(f, NULL) <= f->opts.capacity);
-	}
-	assert_true(f->n_found >= 14);
+/* What a power cut left of the last write is written over; of one before others nothing is. */
+static void a_torn_tail_is_written_over_and_a_hole_is_not(void **state)
+{
+	struct fixture *f = *state;
+	uint64_t hole, tail;
+
+	fault_arm("spill.seal=-EIO");
+	for (unsigned k = 0; k < 6; k++)
+		assert_int_equal(put(f, k, 9000), 0);
+	hole = block_off(f, 2);
+	tail = block_off(f, 5);
+	fixture_close(f);
+	damage(f, hole + 20);
+	damage(f, tail + 20);
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(f->n_found, 4);
+	assert_int_equal(put(f, 7, 30000), 0);
+	assert_int_equal(block_off(f, 7), tail);
+	fixture_close(f);
+	fault_disarm();
+	damage(f, hole + 20); /* it comes to light after all: it is right, and so are the others */
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(f->n_found, 6);
+	for (unsigned k = 0; k < 8; k++)
+		assert_int_equal(get(f, k), k == 5 || k == 6 ? -ENOENT : 0);
+	assert_true(store_adds_up(f));
+}
+
+/* What could not be read may come to light: a seal that stands, records.  Nothing is written behind that or over these. */
+static void a_start_does_not_go_on_in_a_segment_it_could_not_read(void **state)
+{
+	enum { EACH = 5 };
+	struct fixture *f = *state;
+	unsigned n_new = 0;
+
+	for (unsigned sealed = 0; sealed < 2; sealed++)
+		for (unsigned nth = 2; nth < 8; nth++) { /* the first one is the segment's header */
+			char faults[64];
+			bool there[EACH + 1];
+
+			for (unsigned k = 0; k < EACH; k++)
+				assert_int_equal(put(f, k, 9000), 0);
+			if (!sealed)
+				fault_arm("spill.seal=-EIO");
+			fixture_close(f);
+			snprintf(faults, sizeof(faults), "io.read=-EIO@%u", nth);
+			fault_arm(faults);
+			assert_int_equal(fixture_open(f), 0);
+			fault_disarm();
+			for (unsigned k = 0; k < EACH; k++)
+				there[k] = f->blocks[k].place != 0;
+			there[EACH] = true;
+			n_new += f->spill->open == SPILL_NO_SEGMENT;
+			assert_true(f->n_found == EACH || f->spill->open == SPILL_NO_SEGMENT);
+			assert_int_equal(put(f, EACH, 9000), 0);
+			assert_int_equal(fixture_reopen(f), 0);
+			for (unsigned k = 0; k <= EACH; k++)
+				assert_true(!there[k] || get(f, k) == 0);
+			fixture_close(f);
+			unlink(f->path);
+			assert_int_equal(fixture_open(f), 0);
+		}
+	assert_true(n_new > 2);
 }
 
 static void leftovers_of_an_earlier_use_of_a_segment_are_not_found(void **state)
@@ -1254,7 +1390,12 @@ int main(void)
 		ONCE(segments_are_chosen_to_hold_the_longest_block_we_know_of),
 		ONCE(an_empty_store_is_made_anew_for_longer_blocks_and_one_with_records_is_not),
 		BOTH(of_a_key_written_twice_the_later_record_is_the_last_found),
-		BOTH(each_start_goes_on_in_a_segment_of_its_own),
+		BOTH(a_start_goes_on_behind_the_last_record),
+		BOTH(a_seal_hides_nothing_that_was_written_behind_it),
+		ONCE(a_start_that_writes_nothing_leaves_the_seal_as_it_is),
+		BOTH(a_seal_that_cannot_be_broken_costs_the_write_and_nothing_else),
+		BOTH(a_torn_tail_is_written_over_and_a_hole_is_not),
+		ONCE(a_start_does_not_go_on_in_a_segment_it_could_not_read),
 		ONCE(leftovers_of_an_earlier_use_of_a_segment_are_not_found),
 		BOTH(a_second_owner_is_refused_by_any_path_and_a_copy_is_nobodys),
 		ONCE(a_directory_that_cannot_be_used_is_refused_with_path_and_errno),

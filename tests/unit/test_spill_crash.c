@@ -159,6 +159,43 @@ static void killed_at_any_moment_every_record_is_right_or_absent_and_space_is_bo
 
 /* ---- the lock outlives a dead owner as long as its I/O ---- */
 
+/* A store of three segments, two blocks a start; every other one is killed. */
+static void fifty_starts_of_a_small_store_forget_nothing_that_fits(void **state)
+{
+	enum { STARTS = 50, EACH = 2, SIZE = 20000 };
+	struct fixture *f = *state;
+
+	f->opts.capacity = SPILL_SUPER_AREA + 3 * MIB;
+	f->opts.segment_bytes = MIB;
+	for (unsigned start = 0; start < STARTS; start++) {
+		pid_t pid;
+		int status;
+
+		fflush(NULL);
+		pid = fork();
+		if (pid == 0) {
+			if (fixture_open(f) < 0 || f->n_found != start * EACH)
+				_exit(1);
+			for (unsigned k = 0; k < EACH; k++)
+				if (put(f, start * EACH + k, SIZE) < 0)
+					_exit(2);
+			if (f->n_gone)
+				_exit(3);
+			if (start % 2)
+				raise(SIGKILL);
+			spill_close(f->spill);
+			_exit(0);
+		}
+		assert_int_equal(waitpid(pid, &status, 0), pid);
+		assert_int_equal(status, start % 2 ? SIGKILL : 0);
+	}
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(f->n_found, STARTS * EACH);
+	for (unsigned k = 0; k < STARTS * EACH; k++)
+		assert_int_equal(get(f, k), 0);
+	assert_true(store_adds_up(f));
+}
+
 static void the_lock_of_a_dead_owner_whose_io_still_runs_is_waited_for(void **state)
 {
 	struct fixture *f = *state;
@@ -256,6 +293,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		BOTH(killed_at_any_moment_every_record_is_right_or_absent_and_space_is_bounded),
+		BOTH(fifty_starts_of_a_small_store_forget_nothing_that_fits),
 		BOTH(the_lock_of_a_dead_owner_whose_io_still_runs_is_waited_for),
 		BOTH(records_across_and_beyond_2_and_4_gib_are_exact),
 	};

@@ -195,6 +195,22 @@ static void what_was_dropped_does_not_come_back(void **state)
 	}
 }
 
+static void what_is_written_after_a_drop_and_a_start_is_there_at_the_next(void **state)
+{
+	static const uint64_t of[] = {NS_ID, NS_ID + 1, 0};
+	struct fixture *f = *state;
+
+	for (unsigned i = 0; i < 3; i++) {
+		assert_int_equal(put(f, N, 300000), 0);
+		assert_int_equal(drop(f, of[i]), 0);
+		assert_int_equal(fixture_reopen(f), 0);
+		assert_int_equal(put(f, N + 1, 300000), 0);
+		assert_int_equal(fixture_reopen(f), 0);
+		assert_int_equal(get(f, N + 1), 0);
+		assert_int_equal(get(f, N), of[i] == NS_ID + 1 ? 0 : -ENOENT);
+	}
+}
+
 static void a_drop_of_all_takes_every_namespace(void **state)
 {
 	struct fixture *f = *state;
@@ -249,6 +265,7 @@ int main(void)
 		WITH(the_first_pass_waits_until_the_start_is_over),
 		WITH(a_segment_that_is_read_for_a_scrub_is_not_reused),
 		WITH(what_was_dropped_does_not_come_back),
+		WITH(what_is_written_after_a_drop_and_a_start_is_there_at_the_next),
 		WITH(a_drop_of_all_takes_every_namespace),
 		WITH(a_drop_of_another_namespace_leaves_ours),
 		WITH(a_drop_that_cannot_be_written_says_so),

@@ -138,8 +138,10 @@ static void set_settle(struct stores *s)
 
 static int set_put(struct stores *s, unsigned k, uint64_t bytes)
 {
-	int r = begin(s, k, bytes);
+	int r;
 
+	while ((r = begin(s, k, bytes)) == -EAGAIN)
+		spill_set_wait(s->set, loop_now() + SPILL_SECOND);
 	if (r < 0)
 		return r;
 	while (!s->f->blocks[k].done)
