@@ -46,6 +46,7 @@ struct job {
 	struct loop_timer timer;
 	uint32_t n, n_left, node;
 	bool layers; /* RESTORE: a block that arrives will do */
+	bool in_pieces; /* RESTORE: who asks wants the first one soon, and asks for the rest again */
 	uint32_t first; /* RESTORE: with this one it is answered; UINT32_MAX: when all are there */
 	struct waiter *waiters; /* RESTORE */
 	struct kvp_wire_found *found; /* RESTORE */

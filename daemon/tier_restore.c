@@ -17,6 +17,44 @@
 
 #define READ_AHEAD_LOOKS 1100 /* entries looked at to find what to read ahead */
 
+/* ---- misses ---- */
+
+static void tier_count_miss(struct ns *ns, uint32_t reason)
+{
+	struct kvp_ns_counters *c = &ns->row->counters;
+
+	gauge_add(&c->lookups, 1); /* here and with each hit that a client reports: so they are the sum of both */
+	switch (reason) {
+	case KVP_MISS_EVICTED:
+		gauge_add(&c->miss_evicted, 1);
+		return;
+	case KVP_MISS_SIBLING:
+		gauge_add(&c->miss_sibling, 1);
+		return;
+	case KVP_MISS_DAMAGED:
+		gauge_add(&c->miss_damaged, 1);
+		return;
+	case KVP_MISS_TIER:
+		gauge_add(&c->miss_tier, 1);
+		return;
+	case KVP_MISS_COST:
+		gauge_add(&c->miss_cost, 1);
+		return;
+	default:
+		gauge_add(&c->miss_never, 1);
+		return;
+	}
+}
+
+/* A key of @job at @index was said to come, and will not: nobody asks for it again, so it is counted now.  Who asks for a run in
+   pieces asks for the rest again, unless the first one is a miss: then all that are known to be are counted with it. */
+static void job_count_missed(const struct job *job, uint32_t index)
+{
+	for (uint32_t i = job->in_pieces ? 0 : index; i < (job->in_pieces ? job->n : index + 1); i++)
+		if (job->found[i].state == KVP_MISS && !(job->in_pieces && index))
+			tier_count_miss(job->ns, job->found[i].reason);
+}
+
 /* ---- who waits for a block ---- */
 
 static void tier_entry_answer(struct entry *e, struct kvp_wire_found found)
@@ -28,6 +66,8 @@ static void tier_entry_answer(struct entry *e, struct kvp_wire_found found)
 		e->waiters = waiter->next;
 		waiter->entry = NULL;
 		job->found[waiter->index] = found;
+		if (found.state == KVP_MISS)
+			job_count_missed(job, waiter->index);
 		if (--job->n_left == 0 || waiter->index == job->first)
 			job_answer_restore(job);
 	}
@@ -216,33 +256,6 @@ static void tier_queue_read(struct entry *e)
 	ns->restore_tail = e;
 }
 
-static void tier_count_miss(struct ns *ns, uint32_t reason)
-{
-	struct kvp_ns_counters *c = &ns->row->counters;
-
-	gauge_add(&c->lookups, 1); /* here and with each hit that a client reports: so they are the sum of both */
-	switch (reason) {
-	case KVP_MISS_EVICTED:
-		gauge_add(&c->miss_evicted, 1);
-		return;
-	case KVP_MISS_SIBLING:
-		gauge_add(&c->miss_sibling, 1);
-		return;
-	case KVP_MISS_DAMAGED:
-		gauge_add(&c->miss_damaged, 1);
-		return;
-	case KVP_MISS_TIER:
-		gauge_add(&c->miss_tier, 1);
-		return;
-	case KVP_MISS_COST:
-		gauge_add(&c->miss_cost, 1);
-		return;
-	default:
-		gauge_add(&c->miss_never, 1);
-		return;
-	}
-}
-
 /* ---- finding ---- */
 
 /* State of a key; *at its entry, if known here or in the base. */
@@ -370,6 +383,7 @@ void tier_restore(struct member *member, struct peer *peer, uint64_t msg_id, con
 	}
 	job->n = n;
 	job->layers = flags & KVP_WIRE_LAYERS;
+	job->in_pieces = first;
 	job->n_left = 1; /* not before all are looked at */
 	job->first = UINT32_MAX;
 	for (uint32_t i = 0; i < n; i++) {

@@ -255,6 +255,52 @@ static void a_scrub_makes_damage_a_miss_before_it_is_asked_for(void **state)
 	assert_int_equal(atomic_load(&row_of_m(t)->counters.miss_damaged), 1);
 }
 
+static uint64_t misses_of(const struct kvp_ns_counters *c)
+{
+	return atomic_load(&c->miss_never) + atomic_load(&c->miss_evicted) + atomic_load(&c->miss_sibling) +
+	       atomic_load(&c->miss_damaged) + atomic_load(&c->miss_tier) + atomic_load(&c->miss_cost);
+}
+
+/* What a miss is counted for is known only when the record was read. */
+static void a_record_found_damaged_when_it_is_read_is_a_miss_counted_once_by_its_reason(void **state)
+{
+	struct trial *t = *state;
+	const struct kvp_ns_counters *c;
+	struct kvp_key keys[N];
+	struct kvp_view views[N];
+
+	given_cold_blocks(t, N);
+	stop(t);
+	damage_a_record(t);
+	trial_memory_gone(t);
+	trial_start(t);
+	trial_attach(t);
+	c = &row_of_m(t)->counters;
+	assert_int_equal(misses_of(c), 0);
+	assert_int_equal(come_back(t->ns, 0, N), N - 1);
+	assert_int_equal(atomic_load(&c->miss_damaged), 1);
+	assert_int_equal(misses_of(c), 1);
+	for (unsigned i = 0; i < 200 && atomic_load(&c->lookups) < N; i++) /* hits are told now and then */
+		wire_sleep_ms(50);
+	assert_int_equal(atomic_load(&c->lookups), N);
+	assert_int_equal(atomic_load(&c->hits_ram) + atomic_load(&c->hits_spill), N - 1);
+
+	/* the same of runs that are asked for in pieces */
+	stop(t);
+	trial_memory_gone(t);
+	trial_start(t);
+	trial_attach(t);
+	c = &row_of_m(t)->counters;
+	for (unsigned k = 0; k < N; k++)
+		keys[k] = wire_key(k);
+	for (unsigned at = 0, n = 1; n; at += n) {
+		n = (unsigned)kvp_acquire(t->ns, keys + at, N - at, KVP_ACQUIRE_SOME, kvp_deadline_ms(20000), views);
+		kvp_release(views, n);
+	}
+	assert_int_equal(atomic_load(&c->miss_damaged), 1);
+	assert_int_equal(misses_of(c), 1);
+}
+
 static void drop_wants_a_yes(void **state)
 {
 	struct trial *t = *state;
@@ -402,6 +448,7 @@ int main(void)
 		TEST(verify_takes_no_record_that_is_being_written_for_a_damaged_one),
 		TEST(a_scrub_makes_damage_a_miss_before_it_is_asked_for),
 		TEST(a_path_needs_no_pool),
+		TEST(a_record_found_damaged_when_it_is_read_is_a_miss_counted_once_by_its_reason),
 		TEST(drop_wants_a_yes),
 		TEST(a_running_daemon_forgets_one_namespace_for_good),
 		TEST(what_operators_do_is_in_the_log_with_who_did_it_and_what_came_of_it),
