@@ -13,12 +13,15 @@
 
 #define PIECE 4096 /* blocks in one turn */
 #define TURN_NS 1000000ull
+#define MARK_NS \
+	2000000000ull /* of the time there is, at most half: so long before the deadline the store's mark is begun */
 #define AGAIN_NS 20000000ull /* in use, or another mark is on its way: look again after so long */
 
 struct clear {
 	struct ns *ns; /* NULL: gone before its mark was durable */
 	struct peer *peer; /* NULL: gone */
-	uint64_t msg_id, deadline_ns;
+	uint64_t msg_id;
+	uint64_t wait_until_ns; /* for blocks in use: before the deadline, for the mark takes time */
 	struct loop_timer timer;
 	struct kvp_key *keys; /* still to go */
 	uint64_t n_keys, at, n_kept; /* kept: in use, at the front again */
@@ -136,7 +139,7 @@ static void clear_step(struct loop_timer *timer)
 {
 	struct clear *clear = timer->owner;
 	struct ns *ns = clear->ns;
-	bool late = loop_now() >= clear->deadline_ns;
+	bool late = loop_now() >= clear->wait_until_ns;
 
 	clear_piece(clear);
 	tier_serve(ns);
@@ -156,6 +159,7 @@ static void clear_step(struct loop_timer *timer)
 void forget_clear(struct ns *ns, struct peer *peer, uint64_t msg_id, uint64_t deadline_ns)
 {
 	struct clear *clear = ns->clear ? NULL : calloc(1, sizeof(*clear));
+	uint64_t now = loop_now(), left = deadline_ns > now ? deadline_ns - now : 0;
 
 	if (!clear) {
 		peer_refuse(peer, KVP_MSG_CLEAR, msg_id, ns->clear ? EBUSY : KVP_ENOMEM, "namespace %s: %s",
@@ -166,7 +170,7 @@ void forget_clear(struct ns *ns, struct peer *peer, uint64_t msg_id, uint64_t de
 	*clear = (struct clear){.ns = ns,
 		.peer = peer,
 		.msg_id = msg_id,
-		.deadline_ns = deadline_ns,
+		.wait_until_ns = deadline_ns - (left / 2 < MARK_NS ? left / 2 : MARK_NS),
 		.first_round = true,
 		.timer = {.ring = clear_step, .owner = clear}};
 	if (clear_list(clear) < 0) {

@@ -646,12 +646,32 @@ static void on_events(struct peer *peer, const struct kvp_msg *msg, struct membe
 	close(fd);
 }
 
+/* Whoever asked waits no longer, and may have said otherwise since: what lay in the socket past its deadline, while we were
+   stopped, is not done. 0: of a client that gives none. */
+static bool asked_too_late(struct peer *peer, const struct kvp_msg *msg, uint64_t deadline_ns)
+{
+	uint64_t now = loop_now();
+
+	if (!deadline_ns || now < deadline_ns)
+		return false;
+	log_line(peer->admin ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG,
+		"request %u of uid %u, pid %d is not done: it was read %.1f s after its deadline", msg->type,
+		(unsigned)peer->uid, (int)peer->pid, (double)(now - deadline_ns) / 1e9);
+	peer_refuse(peer, msg->type, msg->id, ETIME, "not done: it was read only after its deadline: ask again");
+	return true;
+}
+
 static void on_delete(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
 {
 	static struct kvp_wire_found found[KVP_WIRE_BATCH_MAX];
 	struct kvp_wire_batch batch;
+	uint64_t deadline_ns = 0;
 
 	memcpy(&batch, body, sizeof(batch));
+	if (batch.flags & KVP_WIRE_DEADLINE && n >= sizeof(batch) + sizeof(deadline_ns)) {
+		n -= sizeof(deadline_ns);
+		memcpy(&deadline_ns, (const char *)body + n, sizeof(deadline_ns));
+	}
 	if (!body_fits(n, sizeof(batch), batch.n, sizeof(struct kvp_key), KVP_WIRE_BATCH_MAX)) {
 		peer_close(peer, "its DELETE has the wrong length");
 		return;
@@ -661,6 +681,8 @@ static void on_delete(struct peer *peer, const struct kvp_msg *msg, struct membe
 			member->ns->head->name);
 		return;
 	}
+	if (asked_too_late(peer, msg, deadline_ns))
+		return;
 	for (uint32_t i = 0; i < batch.n; i++) {
 		struct kvp_key key;
 		struct entry *e;
@@ -689,7 +711,8 @@ static void on_clear(struct peer *peer, const struct kvp_msg *msg, struct member
 			member->ns->head->name, (unsigned)member->ns->head->owner_uid);
 		return;
 	}
-	forget_clear(member->ns, peer, msg->id, clear.deadline_ns);
+	if (!asked_too_late(peer, msg, clear.deadline_ns))
+		forget_clear(member->ns, peer, msg->id, clear.flags & KVP_WIRE_NO_WAIT ? 0 : clear.deadline_ns);
 }
 
 static void on_usage(struct peer *peer, const struct kvp_msg *msg, struct member *member)
@@ -736,20 +759,6 @@ static void admin_log(const struct peer *peer, uint16_t type, const struct kvp_w
 	log_info("asked for by uid %u, pid %d: %s", (unsigned)peer->uid, (int)peer->pid, what);
 }
 
-/* Whoever asked waits no longer, and may have said otherwise since: what lay in the socket past its deadline, while we were
-   stopped, is not done. 0: of a client that gives none. */
-static bool admin_too_late(struct peer *peer, const struct kvp_msg *msg, uint64_t deadline_ns)
-{
-	uint64_t now = loop_now();
-
-	if (!deadline_ns || now < deadline_ns)
-		return false;
-	log_warn("request %u of uid %u, pid %d is not done: it was read %.1f s after its deadline", msg->type,
-		(unsigned)peer->uid, (int)peer->pid, (double)(now - deadline_ns) / 1e9);
-	peer_refuse(peer, msg->type, msg->id, ETIME, "not done: it was read only after its deadline: ask again");
-	return true;
-}
-
 static void on_admin(struct peer *peer, const struct kvp_msg *msg, const void *body, size_t n)
 {
 	struct kvp_wire_admin admin;
@@ -766,7 +775,7 @@ static void on_admin(struct peer *peer, const struct kvp_msg *msg, const void *b
 
 		memcpy(&resize, body, sizeof(resize));
 		resize.pool[sizeof(resize.pool) - 1] = 0;
-		if (!admin_too_late(peer, msg, resize.deadline_ns))
+		if (!asked_too_late(peer, msg, resize.deadline_ns))
 			resize_ask(peer->d, peer, msg->id, resize.pool, resize.deadline_ns);
 		return;
 	}
@@ -775,7 +784,7 @@ static void on_admin(struct peer *peer, const struct kvp_msg *msg, const void *b
 		return;
 	}
 	memcpy(&admin, body, sizeof(admin));
-	if (admin_too_late(peer, msg, admin.deadline_ns))
+	if (asked_too_late(peer, msg, admin.deadline_ns))
 		return;
 	admin_log(peer, msg->type, &admin);
 	switch (msg->type) {

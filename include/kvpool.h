@@ -485,14 +485,17 @@ KVP_API void kvp_abandon(struct kvp_block_ref *blocks, uint32_t n);
  * written, or with such a one, or one of another namespace, below them.  Deleting one that is not there is no error.
  * A record of the spill store may be found again at a start of the daemon, as long as its place was not used anew: for good
  * goes what kvp_clear() clears.
- * Return: blocks of @keys that are gone now; -KVP_EINVAL; -KVP_EACCES: read-only to this client; -KVP_EDETACHED.
+ * Return: blocks of @keys that are gone now; -KVP_EINVAL; -KVP_EACCES: read-only to this client; -KVP_EDETACHED;
+ * -KVP_ETIMEDOUT: the daemon has not answered by the deadline (0: within a second); what it reads only then it does not do.
  */
 KVP_API int64_t kvp_delete(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns);
 
 /**
  * kvp_clear() - all blocks the namespace has now go, for good: no start of the daemon finds them again
- * For its owner only.  Waits to the deadline for those in use.
- * Return: blocks left because they are in use; -KVP_EACCES; -KVP_EDETACHED; -KVP_ETIMEDOUT; -EBUSY: it is being cleared;
+ * For its owner only.  Waits for those in use, but for the time the store may take to note it: the last two seconds before the
+ * deadline, or half of what there is.  0: those in use are not waited for, and an answer is for a second.
+ * Return: blocks left because they are in use; -KVP_EACCES; -KVP_EDETACHED; -EBUSY: it is being cleared; -KVP_ETIMEDOUT: the
+ * deadline came before the answer: it may be done; not by a daemon that has read of it only afterwards;
  * -EIO: they are gone now, but the spill store could not note it, so a start may find them again: kvp_error() says why.
  */
 KVP_API int64_t kvp_clear(struct kvp_ns *ns, uint64_t deadline_ns);

@@ -40,7 +40,8 @@ enum kvp_msg_type {
 	KVP_MSG_EVENTS = 13, /* kvp_wire_batch without items   -> kvp_wire_ring + fd: struct kvp_ring ro */
 	KVP_MSG_DELETE =
 		14, /* kvp_wire_batch, kvp_key[n]     -> kvp_wire_found[n]: KVP_MISS: it is gone; else it is in use */
-	KVP_MSG_CLEAR = 15, /* kvp_wire_restore without keys   -> kvp_wire_admin_done, by the deadline */
+	KVP_MSG_CLEAR =
+		15, /* kvp_wire_restore without keys   -> kvp_wire_admin_done, by the deadline; as DELETE read later: -ETIME */
 	KVP_MSG_USAGE = 16, /* kvp_wire_batch without items    -> kvp_wire_usage */
 	KVP_MSG_DRAIN = 32, /* operators: kvp_wire_admin       -> kvp_wire_admin_done */
 	KVP_MSG_PURGE = 33, /* operators: kvp_wire_admin       -> kvp_wire_admin_done, then the daemon ends */
@@ -145,13 +146,15 @@ struct kvp_wire_grant {
 struct kvp_wire_batch {
 	uint64_t ns_id;
 	uint32_t n;
-	uint32_t flags; /* LOOKUP: KVP_WIRE_TOUCH */
+	uint32_t flags; /* LOOKUP: KVP_WIRE_TOUCH; DELETE: KVP_WIRE_DEADLINE */
 };
 #define KVP_WIRE_TOUCH 1u /* counts as a use */
 #define KVP_WIRE_PREFETCH 2u /* RESTORE: answer at once, go on reading; no miss is counted */
 #define KVP_WIRE_FIRST \
 	4u /* RESTORE: answer as soon as the first key is there or is not coming, go on reading the others; misses
 			     are counted when the first key is one */
+#define KVP_WIRE_NO_WAIT 16u /* CLEAR: blocks in use are not waited for */
+#define KVP_WIRE_DEADLINE 32u /* DELETE: behind the keys lies, in 8 bytes, by when the answer is wanted */
 #define KVP_WIRE_LAYERS 8u /* RESTORE: a block whose first layers are there is there (KVP_WIRE_ARRIVES) */
 
 struct kvp_wire_item {

@@ -30,7 +30,9 @@
 #include "snapshot.h"
 
 #define SECOND_NS 1000000000ull
-#define ANSWER_GRACE_NS SECOND_NS /* after the deadline the daemon was given: it answers at that, not before */
+#define CONNECT_NS (2 * SECOND_NS) /* a full backlog of a hung daemon */
+#define ANSWER_NS \
+	SECOND_NS /* of the time there is, at most a quarter: the daemon answers at its deadline, and we want it by ours */
 #define NOTE_NS SECOND_NS /* waiting longer is told */
 
 /* The daemon's socket: as said, else from the header of the pool of that name. */
@@ -81,8 +83,15 @@ int admin_socket_path(const struct options *options, const char *admin, char pat
 
 int admin_connect(const char *path)
 {
+	return admin_connect_in(path, CONNECT_NS);
+}
+
+int admin_connect_in(const char *path, uint64_t limit_ns)
+{
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	struct timeval limit = {.tv_sec = 2}; /* a full backlog of a hung daemon */
+	uint64_t us = (limit_ns < CONNECT_NS ? limit_ns : CONNECT_NS) / 1000;
+	struct timeval limit = {
+		.tv_sec = (time_t)(us / 1000000), .tv_usec = us % 1000000 ? (suseconds_t)(us % 1000000) : 1};
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	int r;
 
@@ -173,7 +182,7 @@ int admin_ask(int fd, const char *what, uint16_t type, const void *ask, size_t a
 		if (r == 0 && until == deadline_ns)
 			return -ETIMEDOUT;
 		if (r == 0) {
-			complain("%s: waiting for the daemon's answer, %.0f s at most", what,
+			complain("%s: waiting for the daemon's answer, %.1f s more at most", what,
 				(double)(deadline_ns - note_ns) / SECOND_NS);
 			note_ns = 0;
 		}
@@ -205,21 +214,21 @@ void admin_complain_late(const char *what, int fd)
 int admin_do(const struct options *options, const char *admin, uint16_t type, void *ask, size_t ask_bytes,
 	uint64_t limit_ns, struct kvp_wire_admin_done *done)
 {
-	uint64_t deadline_ns;
+	uint64_t answer_ns = limit_ns / 4 < ANSWER_NS ? limit_ns / 4 : ANSWER_NS, deadline_ns = now_ns() + limit_ns;
+	uint64_t daemons_ns = deadline_ns - answer_ns;
 	char path[KVP_SOCKET_MAX];
 	int r = admin_socket_path(options, admin, path);
 	int fd;
 
 	if (r)
 		return r;
-	fd = admin_connect(path);
+	fd = admin_connect_in(path, limit_ns);
 	if (fd < 0) {
 		admin_complain(options->command, path, fd);
 		return admin_nobody(fd) || fd == -ETIMEDOUT ? KVCTL_DOWN : KVCTL_FAILED;
 	}
-	deadline_ns = now_ns() + limit_ns;
-	memcpy(ask, &deadline_ns, sizeof(deadline_ns));
-	r = admin_ask(fd, options->command, type, ask, ask_bytes, deadline_ns + ANSWER_GRACE_NS, done);
+	memcpy(ask, &daemons_ns, sizeof(daemons_ns));
+	r = admin_ask(fd, options->command, type, ask, ask_bytes, deadline_ns, done);
 	if (r < 0)
 		admin_complain(options->command, path, r);
 	if (r == -ETIMEDOUT)

@@ -16,6 +16,8 @@ int admin_option_next(struct options *options, const char **admin, uint64_t *lim
 int admin_socket_path(const struct options *options, const char *admin, char path[KVP_SOCKET_MAX]);
 /** admin_connect() - waits 2 s at most. Return: a descriptor; -ETIMEDOUT; -errno. */
 int admin_connect(const char *path);
+/** admin_connect_in() - likewise, and @limit_ns at most */
+int admin_connect_in(const char *path, uint64_t limit_ns);
 /** admin_nobody() - does this error of admin_connect() mean that no daemon is there? */
 bool admin_nobody(int error);
 /** admin_complain() - say what went wrong with @what */

@@ -250,7 +250,7 @@ int purge_command(int argc, char **argv)
 		{"admin", required_argument, NULL, 'a'}, OPTION_LAST};
 	struct options options = {.command = "purge", .longs = longs, .argc = argc, .argv = argv};
 	char path[KVP_SOCKET_MAX];
-	uint64_t limit_ns = DEADLINE_NS;
+	uint64_t limit_ns = DEADLINE_NS, deadline_ns;
 	const char *admin = NULL;
 	int c, fd, r;
 
@@ -260,7 +260,8 @@ int purge_command(int argc, char **argv)
 	r = admin_socket_path(&options, admin, path);
 	if (r)
 		return r;
-	fd = admin_connect(path);
+	deadline_ns = now_ns() + limit_ns;
+	fd = admin_connect_in(path, limit_ns);
 	if (fd < 0) {
 		if (!admin_nobody(fd)) {
 			admin_complain("purge", path, fd);
@@ -268,7 +269,7 @@ int purge_command(int argc, char **argv)
 		}
 		return output_end(purge_without_daemon(options.socket, options.name, false));
 	}
-	r = purge_by_daemon(&options, admin, fd, path, now_ns() + limit_ns);
+	r = purge_by_daemon(&options, admin, fd, path, deadline_ns);
 	close(fd);
 	return output_end(r);
 }

@@ -3,12 +3,12 @@
  */
 #include "internal.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define AGAIN_MS 5 /* in use: asked again after so long */
-#define CLEAR_SLACK_MS 5000 /* after its deadline a clear still has the store note it */
 
 static int map_of(const struct kvp_ns *ns, struct ns_map **map)
 {
@@ -37,13 +37,32 @@ static struct request *request_of(
 
 /* ---- delete ---- */
 
-/* One message's worth. Return: 0, @gone is set where it is so; -KVP_E... */
-static int delete_ask(struct ns_map *map, const struct kvp_key *keys, uint32_t n, bool *gone)
+/* By when an answer is wanted: who waits for nothing gives the daemon the time an answer takes. */
+static uint64_t answer_by(uint64_t deadline_ns)
 {
-	struct kvp_wire_batch head = {.ns_id = map->ns_id, .n = n};
-	struct request *request = request_of(map, KVP_MSG_DELETE, &head, sizeof(head), keys, n * sizeof(*keys));
-	int r = request ? request_call(&request, after_ms(ANSWER_MS)) : fail(-KVP_ENOMEM, "out of memory");
+	return deadline_ns ? deadline_ns : after_ms(ANSWER_MS);
+}
 
+/* As request_call(): what the daemon read too late was not done, as if it had not come. */
+static int call_by(struct request **request, uint64_t deadline_ns)
+{
+	int r = request_call(request, deadline_ns);
+
+	return r == -ETIME ? -KVP_ETIMEDOUT : r;
+}
+
+/* One message's worth. Return: 0, @gone is set where it is so; -KVP_E... */
+static int delete_ask(struct ns_map *map, struct kvp_key *keys, uint32_t n, uint64_t deadline_ns, bool *gone)
+{
+	struct kvp_wire_batch head = {.ns_id = map->ns_id, .n = n, .flags = KVP_WIRE_DEADLINE};
+	uint64_t by = answer_by(deadline_ns);
+	struct request *request;
+	int r;
+
+	static_assert(sizeof(by) <= sizeof(*keys), "it has room as another key");
+	memcpy(&keys[n], &by, sizeof(by));
+	request = request_of(map, KVP_MSG_DELETE, &head, sizeof(head), keys, n * sizeof(*keys) + sizeof(by));
+	r = request ? call_by(&request, by) : fail(-KVP_ENOMEM, "out of memory");
 	for (uint32_t i = 0; r == 0 && i < n && (i + 1) * sizeof(struct kvp_wire_found) <= request->body_bytes; i++) {
 		struct kvp_wire_found found;
 
@@ -55,9 +74,9 @@ static int delete_ask(struct ns_map *map, const struct kvp_key *keys, uint32_t n
 }
 
 /* Those not gone yet, in one message. */
-static int delete_round(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, bool *gone)
+static int delete_round(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns, bool *gone)
 {
-	struct kvp_key left[KVP_WIRE_BATCH_MAX];
+	struct kvp_key left[KVP_WIRE_BATCH_MAX + 1]; /* and the deadline */
 	uint32_t where[KVP_WIRE_BATCH_MAX], n_left = 0;
 	bool now[KVP_WIRE_BATCH_MAX] = {false};
 	struct ns_map *map;
@@ -70,7 +89,7 @@ static int delete_round(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t 
 			where[n_left] = i;
 			left[n_left++] = keys[i];
 		}
-	r = delete_ask(map, left, n_left, now);
+	r = delete_ask(map, left, n_left, deadline_ns, now);
 	for (uint32_t i = 0; i < n_left; i++)
 		gone[where[i]] = now[i];
 	return r;
@@ -92,11 +111,16 @@ int64_t delete_keys(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, u
 
 	memset(gone, 0, n * sizeof(*gone));
 	for (uint32_t at = 0; at < n && r == 0; at += KVP_WIRE_BATCH_MAX) {
-		uint32_t m = n - at < KVP_WIRE_BATCH_MAX ? n - at : KVP_WIRE_BATCH_MAX, done;
+		uint32_t m = n - at < KVP_WIRE_BATCH_MAX ? n - at : KVP_WIRE_BATCH_MAX;
+		bool answered = false;
 
-		while ((r = delete_round(ns, keys + at, m, gone + at)) == 0 && (done = count_gone(gone + at, m)) < m &&
-			now_ns() + AGAIN_MS * MS < deadline_ns)
+		while ((r = delete_round(ns, keys + at, m, deadline_ns, gone + at)) == 0 &&
+			count_gone(gone + at, m) < m && now_ns() + AGAIN_MS * MS < deadline_ns) {
+			answered = true;
 			nanosleep(&(struct timespec){.tv_nsec = AGAIN_MS * MS}, NULL);
+		}
+		if (r == -KVP_ETIMEDOUT && answered) /* what stands is that some are in use */
+			r = 0;
 		count += count_gone(gone + at, m);
 	}
 	return r < 0 ? r : count;
@@ -123,7 +147,8 @@ int64_t kvp_delete(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, ui
 
 int64_t kvp_clear(struct kvp_ns *ns, uint64_t deadline_ns)
 {
-	struct kvp_wire_restore head = {.deadline_ns = deadline_ns};
+	struct kvp_wire_restore head = {
+		.deadline_ns = answer_by(deadline_ns), .flags = deadline_ns ? 0 : KVP_WIRE_NO_WAIT};
 	struct kvp_wire_admin_done done = {0};
 	struct request *request;
 	struct ns_map *map;
@@ -135,7 +160,7 @@ int64_t kvp_clear(struct kvp_ns *ns, uint64_t deadline_ns)
 	request = request_of(map, KVP_MSG_CLEAR, &head, sizeof(head), NULL, 0);
 	if (!request)
 		return fail(-KVP_ENOMEM, "out of memory");
-	r = request_call(&request, (deadline_ns > now_ns() ? deadline_ns : now_ns()) + CLEAR_SLACK_MS * MS);
+	r = call_by(&request, head.deadline_ns);
 	if (r == 0)
 		memcpy(&done, request->body, request->body_bytes < sizeof(done) ? request->body_bytes : sizeof(done));
 	request_free(request);

@@ -152,10 +152,11 @@ static void socket_wait(int fd)
 	poll(&p, 1, SEND_TURN_MS);
 }
 
-int request_send(struct request *request)
+static int request_send_by(struct request *request, uint64_t deadline_ns)
 {
 	struct kvp_client *client = request->client;
 	uint64_t give_up = after_ms(SEND_MS);
+	bool early = deadline_ns < give_up;
 	int r, fd;
 
 	for (;;) {
@@ -167,10 +168,16 @@ int request_send(struct request *request)
 		pthread_mutex_unlock(&client->lock);
 		if (r != -EAGAIN)
 			return r;
-		if (now_ns() >= give_up || keeper_is_me(client))
-			return fail(-KVP_EDETACHED, "the daemon at %s does not take messages", client->socket);
+		if (now_ns() >= (early ? deadline_ns : give_up) || keeper_is_me(client))
+			return fail(early ? -KVP_ETIMEDOUT : -KVP_EDETACHED, "the daemon at %s does not take messages",
+				client->socket);
 		socket_wait(fd);
 	}
+}
+
+int request_send(struct request *request)
+{
+	return request_send_by(request, UINT64_MAX);
 }
 
 int wire_raw(struct request *request)
@@ -266,7 +273,7 @@ int request_wait(struct request **at, uint64_t deadline_ns)
 int request_call(struct request **at, uint64_t deadline_ns)
 {
 	struct kvp_client *client = (*at)->client;
-	int r = request_send(*at);
+	int r = request_send_by(*at, deadline_ns);
 
 	if (r < 0)
 		return r;

@@ -135,7 +135,7 @@ static void whoever_follows_the_events_knows_what_is_there(void **state)
 		put(t, k, k % 5 ? &keys[k - 1] : NULL);
 		if (k == 59) { /* two of them in use */
 			assert_int_equal(kvp_acquire(t->ns, &keys[55], 2, 0, 0, views), 2);
-			assert_int_equal(kvp_clear(t->ns, kvp_deadline_ms(200)), 2);
+			assert_int_equal(kvp_clear(t->ns, kvp_deadline_ms(4000)), 2);
 			kvp_release(views, 2);
 		}
 		if (k % 15 == 4) /* the middle of a chain, and what hangs below it */
