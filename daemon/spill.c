@@ -922,6 +922,19 @@ void spill_close_by(struct spill *spill, uint64_t deadline_ns)
 		spill->file.path, io_in_flight(spill->io), (loop_now() - start_ns) / 1000000);
 }
 
+bool spill_abandon(struct spill *spill, uint64_t n)
+{
+	uint64_t least = spill->stats.live_records > n ? spill->stats.live_records - n : 0;
+
+	for (uint32_t i = 0; i < spill->n_present && spill->stats.live_records > least; i++)
+		if (spill->segments[i].n_live)
+			segment_drop_all(spill, i);
+	if (spill->stats.live_records || spill->n_used || io_in_flight(spill->io))
+		return false;
+	spill_free(spill);
+	return true;
+}
+
 /* ---- the rest ---- */
 
 int spill_fd(const struct spill *spill)

@@ -112,6 +112,9 @@ void spill_peek(const struct spill_opts *opts, struct spill_identity *identity);
 void spill_close(struct spill *spill);
 /** spill_close_by() - up to @deadline_ns instead */
 void spill_close_by(struct spill *spill, uint64_t deadline_ns);
+/** spill_abandon() - the device of a store that is DOWN is not there any more: about @n of its records a call are told gone(), and
+ *  when none is left and nothing is under way the store is freed, and nothing written.  Return: true: it was freed. */
+bool spill_abandon(struct spill *spill, uint64_t n);
 
 /**
  * spill_write() - append a record; @data stays unchanged until done

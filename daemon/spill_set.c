@@ -42,7 +42,7 @@ struct spill_set {
 	struct member members[SPILL_STORES_MAX];
 };
 
-/* One store that was there from the start is served without anything in between; else NULL. */
+/* One store that was there from the start, and stays, is served without anything in between; else NULL. */
 static struct spill *set_only(const struct spill_set *set)
 {
 	return set->wake_fd < 0 && set->n == 1 ? set->members[0].spill : NULL;
@@ -260,7 +260,7 @@ int spill_set_open(struct spill_set **result, const struct spill_opts *opts, uns
 	if (r == 0) {
 		set_say(set, serving, message);
 		set->lock_fd = opts[0].lock_fd;
-		if (n > 1 || !serving)
+		if (n > 1 || !serving || opts[0].raw)
 			r = set_watch(set);
 	} else {
 		snprintf(message, 256, "%s", set->members[0].message);
@@ -356,6 +356,30 @@ static void member_tell(struct member *member)
 	log_info("spill store %s is back: %s", member->opts.dir, member->message);
 	if (member->opts.joined)
 		member->opts.joined(member->opts.owner, member->opts.number);
+}
+
+/* A drive that was pulled is another device when it is plugged in again, and an open descriptor of the old one is good for
+   nothing: the store is closed, and looked for as one that was missing at the start. */
+static void member_part_with_pulled(struct member *member)
+{
+	static const int pulled[] = {ENOENT, ENODEV, ENXIO, ENOMEDIUM, ESTALE};
+	struct spill_stats stats;
+	char why[256];
+
+	spill_stats(member->spill, &stats);
+	for (unsigned i = 0; i < sizeof(pulled) / sizeof(pulled[0]); i++) {
+		if (stats.state != SPILL_DOWN || stats.last_errno != pulled[i])
+			continue;
+		if (!spill_abandon(member->spill, TELL_RECORDS))
+			return;
+		member->spill = NULL;
+		member->was_down = false;
+		snprintf(why, sizeof(why), "%.120s is not there any more: %s (errno %d)", member->opts.dir,
+			strerror(pulled[i]), pulled[i]);
+		member_leave_out(member, -pulled[i], why);
+		log_warn("spill store %s; what lies in it is missed until it is plugged in again", why);
+		return;
+	}
 }
 
 static void member_tick_missing(struct spill_set *set, struct member *member)
@@ -653,6 +677,8 @@ void spill_set_tick(struct spill_set *set)
 		} else if (member->spill) {
 			spill_tick(member->spill);
 			member_say_state(member);
+			if (member->opts.raw)
+				member_part_with_pulled(member);
 		} else if (member->attempt || member_is_missing(member)) {
 			member_tick_missing(set, member);
 		}

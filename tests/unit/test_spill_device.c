@@ -9,6 +9,7 @@
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 
+#include "../../daemon/spill_set.h"
 #include "spill_fixture.h"
 
 #define MIB (1ull << 20)
@@ -495,6 +496,108 @@ static void a_device_whose_making_was_cut_short_is_made_at_the_next_start(void *
 	assert_int_equal(get(f, 2), 0);
 }
 
+/* As the kernel names a drive. */
+static void given_node(const char *node, const char *device)
+{
+	struct stat st;
+	int fd;
+
+	assert_int_equal(stat(device, &st), 0);
+	assert_int_equal(mknod(node, S_IFBLK | 0600, st.st_rdev), 0);
+	fd = open(node, O_RDWR | O_CLOEXEC);
+	if (fd < 0) {
+		print_message("skipped: no devices in %s (%s)\n", node, strerror(errno));
+		skip();
+	}
+	close(fd);
+}
+
+static int set_wait_for(struct spill_set *set, const struct block *b, int r)
+{
+	while (r == 0 && !b->done)
+		spill_set_wait(set, loop_now() + SPILL_SECOND);
+	return r < 0 ? r : b->res;
+}
+
+static int set_put(struct spill_set *set, struct fixture *f, unsigned k)
+{
+	struct block *b = &f->blocks[k];
+	struct spill_record record;
+
+	*b = (struct block){.k = k, .bytes = SIZE};
+	record = block_record(b);
+	block_fill(b, f->out);
+	return set_wait_for(set, b, spill_set_write(set, &record, f->out, b, block_done, b));
+}
+
+static int set_get(struct spill_set *set, struct fixture *f, unsigned k)
+{
+	struct block *b = &f->blocks[k];
+	struct spill_record record = block_record(b);
+	int r;
+
+	b->done = false;
+	r = set_wait_for(set, b, spill_set_read(set, b->place, &record, f->in, block_done, b));
+	return r < 0 ? r : !block_is(b, f->in);
+}
+
+/* Until the one store is that, or half a minute has passed. */
+static struct spill_stats set_tick_until(struct spill_set *set, bool serves)
+{
+	struct spill_stats stats;
+
+	for (unsigned n = 0; n < 600 && (spill_set_serves(set, 0) != serves || spill_set_missing(set) == serves); n++) {
+		spill_set_wait(set, loop_now() + SPILL_SECOND / 20);
+		spill_set_tick(set);
+	}
+	spill_set_store_stats(set, 0, &stats);
+	assert_int_equal(spill_set_serves(set, 0), serves);
+	return stats;
+}
+
+static void a_drive_that_is_pulled_is_off_and_plugged_in_again_back_with_all_its_blocks(void **state)
+{
+	struct place *p = *state;
+	struct fixture *f = p->f;
+	struct spill_set *set = NULL;
+	struct spill_stats stats;
+	char node[100], away[100];
+	int res = 1;
+
+	given_raw(p, 64 * MIB, 512);
+	snprintf(node, sizeof(node), "%.80s/drive", f->dir);
+	snprintf(away, sizeof(away), "%.80s/pulled", f->dir);
+	given_node(node, p->device);
+	f->opts.dir = node;
+	assert_int_equal(spill_set_open(&set, &f->opts, 1, f->message), 0);
+	for (unsigned k = 0; k < 40; k++)
+		assert_int_equal(set_put(set, f, k), 0);
+	assert_int_equal(spill_set_flush(set, flush_done, &res), 0);
+	while (res == 1)
+		spill_set_wait(set, loop_now() + SPILL_SECOND);
+
+	assert_int_equal(rename(node, away), 0);
+	stats = set_tick_until(set, false);
+	assert_int_equal(stats.state, SPILL_DOWN);
+	assert_int_equal(stats.last_errno, ENOENT);
+	assert_true(stats.since > 0);
+	assert_non_null(strstr(stats.message, "is not there any more"));
+	assert_int_equal(f->n_gone, 40);
+	assert_int_equal(set_put(set, f, 41), -ENODEV);
+
+	ioctl(p->loop_fd, LOOP_CLR_FD);
+	close(p->loop_fd);
+	make_loop(p, 64 * MIB, 512);
+	given_node(node, p->device);
+	stats = set_tick_until(set, true);
+	assert_int_equal(stats.state, SPILL_UP);
+	assert_int_equal(f->n_found, 40);
+	for (unsigned k = 0; k < 40; k++)
+		assert_int_equal(set_get(set, f, k), 0);
+	assert_int_equal(set_put(set, f, 41), 0);
+	spill_set_close(set);
+}
+
 #define BOTH(test) \
 	{#test " (io_uring)", test, setup, teardown, &with_uring}, \
 	{ \
@@ -523,6 +626,7 @@ int main(void)
 		RAW(a_device_used_in_part_and_then_in_full_loses_nothing),
 		RAW(a_store_begun_anew_on_a_device_shows_nothing_of_the_old_one),
 		RAW(a_device_whose_making_was_cut_short_is_made_at_the_next_start),
+		RAW(a_drive_that_is_pulled_is_off_and_plugged_in_again_back_with_all_its_blocks),
 	};
 
 	return cmocka_run_group_tests_name("spill devices", tests, NULL, NULL);
