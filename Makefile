@@ -39,7 +39,7 @@ RPATH := -Wl,-rpath,'$$ORIGIN' -Wl,-rpath,'$$ORIGIN/../lib'
 
 # asked when first linked, not while this file is read: `make deps` runs before the packages are there
 pkg = $(shell pkg-config --libs $(1))
-DAEMON_LIBS = $(call pkg,liburing uuid hwloc libsodium libxxhash libzstd libsystemd)
+DAEMON_LIBS = $(call pkg,liburing uuid hwloc libsodium libxxhash libzstd libsystemd) -lm
 CLIENT_LIBS = $(call pkg,libsodium)
 ATTN_LIBS = $(if $(ATTN_BLAS),$(call pkg,openblas)) -lm
 KVCTL_LIBS = $(call pkg,jansson libsodium libxxhash) -lm

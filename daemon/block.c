@@ -16,6 +16,7 @@
 #include "kvpool_desc.h"
 #include "log.h"
 #include "policy.h"
+#include "reuse.h"
 #include "tier.h"
 
 #define FILL_LOOKS 8
@@ -433,6 +434,7 @@ void block_publish_grant(struct member *member, const struct kvp_wire_item *item
 	result->slot = item->slot;
 	result->generation = item->generation;
 	gauge_add(&ns->row->counters.stored, 1);
+	reuse_stored(e);
 	events_stored(e, KVP_HIT_RAM);
 	tier_entry_ready(e);
 }
@@ -911,23 +913,67 @@ void block_release_set_aside(struct daemon *d)
 
 #define SWEEP_LOOKS 200000
 
+/* One slot: who holds it, since when, and was it used since the sweep before this one began (@since)? */
+static bool block_sweep_slot(struct daemon *d, struct slab *slab, uint32_t i, uint32_t since, uint64_t *looks)
+{
+	uint32_t tick = daemon_tick(d), latest = since;
+	bool held = false;
+
+	for (struct session *s = d->sessions; s; s = s->next) {
+		const struct kvp_pin *pin;
+		uint32_t stamp;
+
+		if (!s->has_place[slab->place] || s->ending)
+			continue;
+		(*looks)++;
+		pin = session_pin(s, slab->place, i);
+		stamp = atomic_load_explicit(&pin->stamp, memory_order_relaxed);
+		if ((int32_t)(stamp - latest) > 0 && (int32_t)(tick - stamp) >= 0)
+			latest = stamp;
+		if (!atomic_load_explicit(&pin->count, memory_order_relaxed))
+			continue;
+		held = true;
+		s->sweep_pins++;
+		if (stamp && (int32_t)(tick - stamp) > 0 && tick - stamp > s->sweep_oldest)
+			s->sweep_oldest = tick - stamp;
+	}
+	if (latest != since)
+		reuse_seen(slab->slots[i].who, latest);
+	return held;
+}
+
+/* What a whole sweep has counted of the sessions; the next one begins. */
+static void block_sweep_ends(struct daemon *d)
+{
+	uint32_t oldest = 0;
+
+	for (struct session *s = d->sessions; s; s = s->next) {
+		gauge_set(&s->row->pins, s->sweep_pins);
+		gauge_set(&s->row->oldest_pin_ms, (uint64_t)s->sweep_oldest * KVP_TICK_MS);
+		oldest = s->sweep_oldest > oldest ? s->sweep_oldest : oldest;
+		s->sweep_pins = 0;
+		s->sweep_oldest = 0;
+	}
+	gauge_set(&d->pool.stats->counters.oldest_pin_ms, (uint64_t)oldest * KVP_TICK_MS);
+	session_limit_pins(d);
+}
+
 void block_sweep(struct daemon *d)
 {
 	static uint64_t at_ns_id; /* where the last call stopped */
 	static uint32_t at_place;
+	static uint32_t before, began; /* ticks at which the sweep before this one, and this one, began */
 	uint64_t looks = 0;
 	struct ns *ns = ns_find(d, at_ns_id);
 
 	if (!ns) {
 		ns = d->namespaces;
 		at_place = 0;
+		before = began ? began : daemon_tick(d);
+		began = daemon_tick(d);
 		if (ns)
 			ns->sweep_held = 0;
-		for (struct session *s = d->sessions; s; s = s->next) {
-			gauge_set(&s->row->pins, s->sweep_pins);
-			s->sweep_pins = 0;
-		}
-		session_limit_pins(d);
+		block_sweep_ends(d);
 	}
 	while (ns && looks < SWEEP_LOOKS) {
 		struct slab *slab = at_place < ns->head->max_places ? d->slabs[at_place] : NULL;
@@ -942,20 +988,9 @@ void block_sweep(struct daemon *d)
 		}
 		for (uint32_t i = 0; slab && slab->ns == ns && i < slab->n_slots; i++) {
 			uint64_t slot = (uint64_t)at_place * ns->head->slots_per_slab + i;
-			bool held = false;
 
-			if (kvp_word_state(block_word(ns, slot)) != KVP_BLOCK_PUBLISHED)
-				continue;
-			for (struct session *s = d->sessions; s; s = s->next) {
-				if (!s->has_place[at_place] || s->ending)
-					continue;
-				looks++;
-				if (atomic_load_explicit(&session_pin(s, at_place, i)->count, memory_order_relaxed)) {
-					held = true;
-					s->sweep_pins++;
-				}
-			}
-			ns->sweep_held += held;
+			if (kvp_word_state(block_word(ns, slot)) == KVP_BLOCK_PUBLISHED)
+				ns->sweep_held += block_sweep_slot(d, slab, i, before - 1, &looks);
 		}
 		at_place++;
 		looks++;

@@ -18,6 +18,7 @@
 struct io;
 struct ns;
 struct peer;
+struct reuse;
 struct session;
 struct slab;
 struct tier;
@@ -70,6 +71,7 @@ struct daemon {
 
 	/* tier.c */
 	struct tier *tier;
+	struct reuse *reuse;
 	bool set_aside; /* some slots are TAKEN and nobody's: looked at again by tier_tick() */
 	bool old_io; /* a dead daemon's I/O has not ended: its slots are set aside */
 

@@ -24,6 +24,7 @@
 #include "peer.h"
 #include "pressure.h"
 #include "resize.h"
+#include "reuse.h"
 #include "session.h"
 #include "slab.h"
 #include "tier.h"
@@ -75,6 +76,7 @@ static void beat_ring(struct loop_timer *timer)
 	if (now >= beat->next_tier) {
 		beat->next_tier = now + TIER_NS;
 		tier_tick(d);
+		reuse_tick(d);
 	}
 	if (beat->watchdog_ns && now >= beat->next_watchdog) {
 		beat->next_watchdog = now + beat->watchdog_ns / 4;
@@ -211,6 +213,8 @@ static int daemon_start(struct daemon *d, char message[256])
 	pool_progress(&d->pool, "opening the spill store");
 	r = tier_start(d, message);
 	if (r == 0)
+		r = reuse_start(d);
+	if (r == 0)
 		r = resize_start(d);
 	if (r == 0)
 		r = pressure_start(d);
@@ -228,6 +232,7 @@ static void daemon_stop(struct daemon *d)
 	pressure_stop(d);
 	resize_stop(d);
 	tier_stop(d);
+	reuse_stop(d);
 	for (struct ns *ns = d->namespaces; ns; ns = ns->next)
 		blocks += atomic_load(&ns->row->counters.published);
 	kept = d->slab_bytes_total;

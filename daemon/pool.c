@@ -130,7 +130,8 @@ static uint64_t stats_bytes(uint32_t max_places)
 
 	bytes = (bytes + 63) & ~63ull;
 	bytes += KVP_STATS_NS_MAX * sizeof(struct kvp_ns_row) +
-		 KVP_STATS_SESSIONS_MAX * sizeof(struct kvp_session_row) + max_places * sizeof(struct kvp_slab_row);
+		 KVP_STATS_SESSIONS_MAX * sizeof(struct kvp_session_row) + max_places * sizeof(struct kvp_slab_row) +
+		 sizeof(struct kvp_curve);
 	return (bytes + KVP_PAGE - 1) & ~(uint64_t)(KVP_PAGE - 1);
 }
 
@@ -139,6 +140,7 @@ static void pool_stats_parts(struct pool *pool)
 	pool->ns_rows = (struct kvp_ns_row *)(void *)((char *)pool->stats + pool->stats->ns_off);
 	pool->session_rows = (struct kvp_session_row *)(void *)((char *)pool->stats + pool->stats->session_off);
 	pool->slab_rows = (struct kvp_slab_row *)(void *)((char *)pool->stats + pool->stats->slab_off);
+	pool->curve = (struct kvp_curve *)(void *)((char *)pool->stats + pool->stats->curve_off);
 }
 
 /* Make or find one object of fixed length, allocate it whole and map it. */
@@ -216,6 +218,8 @@ static void pool_stats_fill(struct pool *pool)
 	stats->ns_off = off;
 	stats->session_off = stats->ns_off + KVP_STATS_NS_MAX * (uint32_t)sizeof(struct kvp_ns_row);
 	stats->slab_off = stats->session_off + KVP_STATS_SESSIONS_MAX * (uint32_t)sizeof(struct kvp_session_row);
+	stats->curve_off = stats->slab_off + stats->max_places * (uint32_t)sizeof(struct kvp_slab_row);
+	stats->curve_bytes = sizeof(struct kvp_curve);
 	atomic_store(&stats->next_number, 1);
 	stats->magic = KVP_MAGIC_STATS;
 }
@@ -241,7 +245,8 @@ static bool pool_stats_fit(const struct kvp_stats *stats, const struct pool *poo
 	       stats->counters_bytes == sizeof(struct kvp_counters) &&
 	       stats->ns_row_bytes == sizeof(struct kvp_ns_row) &&
 	       stats->session_row_bytes == sizeof(struct kvp_session_row) &&
-	       stats->slab_row_bytes == sizeof(struct kvp_slab_row) && stats->max_places == pool->header->max_places &&
+	       stats->slab_row_bytes == sizeof(struct kvp_slab_row) && stats->curve_off &&
+	       stats->curve_bytes == sizeof(struct kvp_curve) && stats->max_places == pool->header->max_places &&
 	       stats->object_bytes == stats_bytes(stats->max_places);
 }
 

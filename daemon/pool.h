@@ -27,6 +27,7 @@ struct pool {
 	struct kvp_ns_row *ns_rows;
 	struct kvp_session_row *session_rows;
 	struct kvp_slab_row *slab_rows;
+	struct kvp_curve *curve;
 	uint64_t meta_bytes; /* shared memory allocated for other things than block bytes */
 	char file_path[96];
 	struct kvp_pool_header before; /* as the daemon before this one left it */

@@ -270,6 +270,17 @@ struct member *session_member(const struct session *s, const struct ns *ns)
 	return NULL;
 }
 
+/* For those who look: the first of them it joined. */
+static void session_tell_namespaces(struct session *s)
+{
+	unsigned n = 0;
+
+	for (const struct member *member = s->members; member && n < KVP_STATS_SESSION_NS; member = member->next)
+		gauge_set(&s->row->ns_ids[n++], member->ns->id);
+	while (n < KVP_STATS_SESSION_NS)
+		gauge_set(&s->row->ns_ids[n++], 0);
+}
+
 struct member *session_join(struct session *s, struct ns *ns, bool writable)
 {
 	struct member *member = session_member(s, ns);
@@ -283,6 +294,7 @@ struct member *session_join(struct session *s, struct ns *ns, bool writable)
 		member->next = s->members;
 		s->members = member;
 		ns->n_members++;
+		session_tell_namespaces(s);
 	}
 	member->writable = member->writable || writable;
 	return member;
@@ -751,6 +763,7 @@ static bool session_adopt(struct daemon *d, struct kvp_session_row *row)
 	gauge_set(&row->grants, 0); /* counted anew as they are adopted */
 	gauge_set(&row->slabs, 0);
 	gauge_set(&row->pins, 0);
+	gauge_set(&row->oldest_pin_ms, 0);
 	session_list_add(s);
 	if (!session_lock_held(s) || atomic_load(&s->head->word) == 0) {
 		row->connected = 0;

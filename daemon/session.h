@@ -44,7 +44,8 @@ struct session {
 	uint64_t lock_free_since_ns; /* 0: held when last seen */
 	uint64_t opened_ns;
 	uint64_t heard_ns; /* when its last message came, or it was adopted */
-	uint64_t sweep_pins;
+	uint64_t sweep_pins; /* in this sweep: holds, and for how many ticks it has had the oldest */
+	uint32_t sweep_oldest;
 	bool over_pins; /* its uid was over uid-max-pins at the last count */
 	bool ending; /* no longer counted; stays until its process, which may still store, is gone */
 };

@@ -12,6 +12,7 @@
 
 #include "block.h"
 #include "peer.h"
+#include "reuse.h"
 #include "session.h"
 #include "tier_parts.h"
 
@@ -303,6 +304,7 @@ static void job_copied(struct io_op *op, int64_t res)
 		result->slot = slot;
 		result->generation = kvp_word_generation(atomic_load(&ns->blocks[slot].word));
 		gauge_add(&ns->row->counters.stored, 1);
+		reuse_stored(e);
 		tier_entry_ready(e);
 	}
 	job->at++;

@@ -21,6 +21,7 @@
 #define KVP_MAGIC_STATS 0x315441545350564bull
 #define KVP_STATS_NS_MAX 1024
 #define KVP_STATS_SESSIONS_MAX 2048
+#define KVP_STATS_SESSION_NS 8
 
 struct kvp_counters {
 #define KVP_COUNTER(name, kind, unit, help) _Atomic uint64_t name;
@@ -69,6 +70,8 @@ struct kvp_session_row {
 	_Atomic uint64_t copied_bytes;
 	_Atomic uint64_t private_blocks;
 	_Atomic uint64_t lost_holds;
+	_Atomic uint64_t oldest_pin_ms; /* for so long it has held a block, at the last look; 0: it holds none */
+	_Atomic uint64_t ns_ids[KVP_STATS_SESSION_NS]; /* it has joined these, as far as they fit; 0: none */
 };
 
 enum kvp_slab_use {
@@ -129,6 +132,46 @@ struct kvp_store_row {
 	uint64_t write_errors, read_errors, damaged;
 };
 
+/*
+ * What other sizes of memory would have given the traffic of the last hours: of all tokens used, how many had their block
+ * again among the last so many bytes used.  Bin i counts those that need more than kvp_curve_edge(i - 1) and at most
+ * kvp_curve_edge(i); what is in no bin was used for the first time, as far as is remembered.  Older uses count less:
+ * halved every KVP_CURVE_HALF_S.
+ */
+#define KVP_CURVE_BINS 224u
+#define KVP_CURVE_OCTAVE 8u /* bins from a size to twice that size */
+#define KVP_CURVE_SHIFT 16u /* the first bin ends at 64 KiB, the last at 16 TiB */
+#define KVP_CURVE_HALF_S 7200u
+struct kvp_curve {
+	_Atomic uint64_t tokens; /* of all uses: found, or computed and published */
+	_Atomic uint64_t seconds; /* in which they came, aged alike */
+	_Atomic uint64_t watched; /* keys of which the uses are known */
+	_Atomic uint64_t one_in; /* they stand for so many keys each, times 1000 */
+	_Atomic uint64_t bins[KVP_CURVE_BINS];
+};
+/* The largest memory, in bytes, that bin @i stands for. */
+static inline double kvp_curve_edge(unsigned i)
+{
+	static const double steps[KVP_CURVE_OCTAVE] = {1, 1.0905077326652577, 1.189207115002721, 1.2968395546510096,
+		1.4142135623730951, 1.5422108254079407, 1.681792830507429, 1.8340080864093424}; /* 2^(n / 8) */
+
+	return (double)(1ull << (KVP_CURVE_SHIFT + i / KVP_CURVE_OCTAVE)) * steps[i % KVP_CURVE_OCTAVE];
+}
+/* Tokens that @bytes of memory would have had. */
+static inline double kvp_curve_hits(const struct kvp_curve *curve, double bytes)
+{
+	double hits = 0, below = 0;
+
+	for (unsigned i = 0; i < KVP_CURVE_BINS && below < bytes; i++) {
+		double edge = kvp_curve_edge(i),
+		       n = (double)atomic_load_explicit(&curve->bins[i], memory_order_relaxed);
+
+		hits += edge <= bytes ? n : n * (bytes - below) / (edge - below);
+		below = edge;
+	}
+	return hits;
+}
+
 struct kvp_stats {
 	uint64_t magic;
 	uint16_t layout_major;
@@ -146,7 +189,8 @@ struct kvp_stats {
 	uint32_t max_places;
 	_Atomic uint64_t version;
 	_Atomic uint64_t next_number; /* next slab number: never given again */
-	_Atomic uint64_t reserved0;
+	uint32_t curve_off; /* struct kvp_curve; 0: the writer has none */
+	uint32_t curve_bytes;
 	char spill_dir[256]; /* of the first store */
 	char spill_message[256]; /* why the tier is off or down, or which of its stores is */
 	char pressure_message[256]; /* why the pool is smaller than --pool, if it is */

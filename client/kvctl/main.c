@@ -25,8 +25,10 @@ struct command {
 #define JSON_HELP "  --json          for programs\n"
 
 static const struct command commands[] = {
-	{"stats", stats_command, "[--json] [--watch [SECONDS]]", "all counters, also with the daemon hung or dead",
-		POOL_HELP JSON_HELP "  --watch [S]     again every S seconds (1)\n"},
+	{"stats", stats_command, "[--json] [--watch [SECONDS]] [--more SIZE]",
+		"all counters, also with the daemon hung or dead",
+		POOL_HELP JSON_HELP "  --watch [S]     again every S seconds (1)\n"
+				    "  --more SIZE     what would so much more memory buy? (as much again)\n"},
 	{"ns", ns_command, "[--json]", "namespaces", POOL_HELP JSON_HELP},
 	{"clients", clients_command, "[--json]", "client sessions", POOL_HELP JSON_HELP},
 	{"check", check_command, "[--json]", "recount everything and compare; exit 1 if an invariant is violated",

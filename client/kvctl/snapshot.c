@@ -172,6 +172,18 @@ static int snapshot_rows(struct snapshot *snapshot, const struct raw *raw)
 	return 0;
 }
 
+/* A daemon of before has none. */
+static void snapshot_curve(struct snapshot *snapshot, const struct raw *raw)
+{
+	const struct kvp_stats *head = &snapshot->head;
+
+	if (!head->curve_off || head->curve_off % 8 || head->curve_bytes < sizeof(snapshot->curve) ||
+		(uint64_t)head->curve_off + head->curve_bytes > raw->size)
+		return;
+	memcpy(&snapshot->curve, raw->bytes + head->curve_off, sizeof(snapshot->curve));
+	snapshot->has_curve = true;
+}
+
 int snapshot_take(struct snapshot *snapshot, const struct pool *pool, bool patient)
 {
 	char path[POOL_PATH_MAX];
@@ -192,6 +204,8 @@ int snapshot_take(struct snapshot *snapshot, const struct pool *pool, bool patie
 	}
 	if (!r && snapshot_rows(snapshot, &raw) < 0)
 		r = refuse(path, "out of memory");
+	if (!r)
+		snapshot_curve(snapshot, &raw);
 	raw_close(&raw);
 	if (r)
 		snapshot_free(snapshot);

@@ -23,6 +23,8 @@ struct snapshot {
 	unsigned n_sessions;
 	struct snapshot_slab *slabs;
 	unsigned n_slabs;
+	struct kvp_curve curve;
+	bool has_curve;
 	uint64_t version;
 	bool inconsistent; /* the daemon changed it during every try, or was killed while it did: sums may not add up */
 };

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "curve.h"
 #include "kvctl.h"
 #include "ns.h"
 #include "option.h"
@@ -377,7 +378,7 @@ static void print_clients(const struct kvp_counters *c)
 			(uint64_t)C(c->log_lines_lost));
 }
 
-static void stats_page(const struct pool *pool, const struct snapshot *snapshot)
+static void stats_page(const struct pool *pool, const struct snapshot *snapshot, uint64_t more)
 {
 	struct totals totals = {0};
 
@@ -390,6 +391,7 @@ static void stats_page(const struct pool *pool, const struct snapshot *snapshot)
 	print_nodes(&snapshot->head);
 	print_spill(snapshot, &totals);
 	print_hits(&totals);
+	curve_print(snapshot, more);
 	print_clients(&snapshot->head.counters);
 	if (!snapshot->n_ns)
 		return;
@@ -399,7 +401,7 @@ static void stats_page(const struct pool *pool, const struct snapshot *snapshot)
 	print_balance(snapshot);
 }
 
-static json_t *stats_json(const struct pool *pool, const struct snapshot *snapshot)
+static json_t *stats_json(const struct pool *pool, const struct snapshot *snapshot, uint64_t more)
 {
 	json_t *json = json_object(), *list = json_array(), *spill = json_object();
 	const struct kvp_stats *head = &snapshot->head;
@@ -423,12 +425,13 @@ static json_t *stats_json(const struct pool *pool, const struct snapshot *snapsh
 	for (unsigned i = 0; i < snapshot->n_ns; i++)
 		json_array_append_new(list, ns_json(&snapshot->ns[i]));
 	json_object_set_new(json, "namespaces", list);
+	json_object_set_new(json, "curve", curve_json(snapshot, more));
 	json_object_set_new(json, "units", report_units_json());
 	return json;
 }
 
 /* One look. Return: exit code. */
-static int stats_once(const struct options *options, bool watching)
+static int stats_once(const struct options *options, bool watching, uint64_t more)
 {
 	struct snapshot snapshot;
 	struct pool pool;
@@ -439,11 +442,11 @@ static int stats_once(const struct options *options, bool watching)
 	if (r)
 		return r;
 	if (options->json) {
-		r = report_json_print(stats_json(&pool, &snapshot), watching);
+		r = report_json_print(stats_json(&pool, &snapshot, more), watching);
 	} else {
 		if (watching && isatty(STDOUT_FILENO))
 			printf("\033[H\033[2J"); /* from the top of an empty screen */
-		stats_page(&pool, &snapshot);
+		stats_page(&pool, &snapshot, more);
 		if (watching)
 			printf("\n");
 	}
@@ -453,15 +456,22 @@ static int stats_once(const struct options *options, bool watching)
 
 int stats_command(int argc, char **argv)
 {
-	static const struct option longs[] = {
-		OPTION_POOL, OPTION_JSON, {"watch", optional_argument, NULL, 'w'}, OPTION_LAST};
+	static const struct option longs[] = {OPTION_POOL, OPTION_JSON, {"watch", optional_argument, NULL, 'w'},
+		{"more", required_argument, NULL, 'm'}, OPTION_LAST};
 	struct options options = {.command = "stats", .longs = longs, .argc = argc, .argv = argv};
-	uint64_t every_ns = 0;
+	uint64_t every_ns = 0, more = 0;
 	int c, r;
 
 	while ((c = option_next(&options)) >= 0) {
-		const char *value = option_take_number(&options);
+		const char *value;
 
+		if (c == 'm') {
+			if (quantity_parse_bytes(optarg, &more) == 0 && more)
+				continue;
+			c = option_wrong(&options, "--more", optarg, "a size, for example 64G");
+			break;
+		}
+		value = option_take_number(&options);
 		every_ns = 1000000000;
 		if (value && (quantity_parse_seconds(value, &every_ns) < 0 || every_ns < 10000000)) {
 			c = option_wrong(&options, "--watch", value, "a number of seconds, 0.01 at least");
@@ -471,7 +481,7 @@ int stats_command(int argc, char **argv)
 	if (c != OPTION_END)
 		return option_exit(c);
 	for (;;) {
-		r = output_end(stats_once(&options, every_ns != 0));
+		r = output_end(stats_once(&options, every_ns != 0, more));
 		if (!every_ns || r == KVCTL_OUTPUT || r == KVCTL_NO_POOL)
 			return r;
 		nanosleep(&(struct timespec){.tv_sec = (time_t)(every_ns / 1000000000),

@@ -179,7 +179,12 @@ bool spot_unpin(const struct ns_map *map, uint64_t slot, uint64_t generation)
 
 void spot_pin_again(const struct ns_map *map, uint64_t slot)
 {
-	atomic_fetch_add_explicit(&slot_pin(map, slot)->count, 1, memory_order_seq_cst);
+	struct kvp_pin *pin = slot_pin(map, slot);
+
+	atomic_fetch_add_explicit(&pin->count, 1, memory_order_seq_cst);
+	/* what an earlier use of the slot left there would make this the oldest hold of all */
+	atomic_store_explicit(&pin->stamp, atomic_load_explicit(&map->session->header->tick, memory_order_relaxed),
+		memory_order_relaxed);
 }
 
 /* ---- the index ---- */

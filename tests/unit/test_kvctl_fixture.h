@@ -60,6 +60,7 @@ struct fake {
 	struct kvp_ns_row *ns_row;
 	struct kvp_session_row *session_row;
 	struct kvp_slab_row *slab_rows;
+	struct kvp_curve *curve;
 	struct kvp_ns_header *ns;
 	struct kvp_slab *slab_table;
 	struct kvp_block *blocks;
@@ -153,7 +154,8 @@ static inline void fake_make_stats(struct fake *f)
 	uint32_t ns_off = (sizeof(struct kvp_stats) + 63) & ~63u;
 	uint32_t session_off = ns_off + KVP_STATS_NS_MAX * (uint32_t)sizeof(struct kvp_ns_row);
 	uint32_t slab_off = session_off + KVP_STATS_SESSIONS_MAX * (uint32_t)sizeof(struct kvp_session_row);
-	uint64_t bytes = slab_off + FAKE_PLACES * sizeof(struct kvp_slab_row);
+	uint32_t curve_off = slab_off + FAKE_PLACES * (uint32_t)sizeof(struct kvp_slab_row);
+	uint64_t bytes = curve_off + sizeof(struct kvp_curve);
 	struct kvp_stats *s = f->stats = fake_object(f, "stats", bytes);
 
 	s->magic = KVP_MAGIC_STATS;
@@ -168,6 +170,8 @@ static inline void fake_make_stats(struct fake *f)
 	s->ns_off = ns_off;
 	s->session_off = session_off;
 	s->slab_off = slab_off;
+	s->curve_off = curve_off;
+	s->curve_bytes = sizeof(struct kvp_curve);
 	s->max_places = FAKE_PLACES;
 	s->version = 2;
 	s->next_number = 3;
@@ -176,6 +180,7 @@ static inline void fake_make_stats(struct fake *f)
 	s->counters.slab_bytes_allocated = 2 * FAKE_SLAB;
 	s->counters.slab_bytes_free = FAKE_SLAB;
 	s->counters.sessions = 1;
+	f->curve = (struct kvp_curve *)(void *)((char *)s + curve_off);
 	f->ns_row = (struct kvp_ns_row *)(void *)((char *)s + ns_off);
 	f->session_row = (struct kvp_session_row *)(void *)((char *)s + session_off);
 	f->slab_rows = (struct kvp_slab_row *)(void *)((char *)s + slab_off);

@@ -60,6 +60,59 @@ static void what_restores_cost_and_what_was_not_written_is_on_the_page(void **st
 	assert_says(f->out, "12.3 ms to read, 4.5 ms to compute\n");
 }
 
+/* 1000 tokens in an hour: 200 found again in 64 KiB, 100 in four times the pool (512 KiB), the others new. */
+static void given_curve(struct fake *f)
+{
+	f->curve->tokens = 1000;
+	f->curve->seconds = 3600;
+	f->curve->watched = 77;
+	f->curve->one_in = 1500;
+	f->curve->bins[0] = 200;
+	f->curve->bins[3 * KVP_CURVE_OCTAVE] = 100;
+}
+
+static void what_more_memory_would_buy_is_on_the_page(void **state)
+{
+	struct fake *f = *state;
+
+	assert_int_equal(run_here(f, "stats"), 0);
+	assert_says(f->out, "is not known yet: no block was used\n");
+	given_curve(f);
+	assert_int_equal(run_here(f, "stats", "--more", "384k"), 0);
+	assert_says(f->out, "CURVE  1,000 tokens in 1.0 h, found again with (77 keys, each for 1.5)\n");
+	assert_says(f->out, "384 KiB more of DRAM: 30.0 %, now 20.0 %: 100 tokens/h saved\n");
+	assert_says(f->out, "384 KiB more of spill: 30.0 %, now 20.0 %: 100 tokens/h saved\n");
+	assert_says(f->out, "now, 128 KiB     20.0 %");
+	assert_says(f->out, "-^-");
+	for (char *line = strtok(f->out, "\n"); line; line = strtok(NULL, "\n"))
+		if (strlen(line) > 80)
+			fail_msg("%zu columns: %s", strlen(line), line);
+	assert_int_equal(run_here(f, "stats", "--more", "much"), 2);
+	assert_says(f->err, "--more");
+}
+
+static void what_more_memory_would_buy_is_told_by_a_pool_whose_daemon_is_gone(void **state)
+{
+	struct fake *f = *state;
+	json_t *json, *curve;
+
+	given_curve(f);
+	close(f->life_fd);
+	assert_int_equal(run_here(f, "stats", "--json", "--more", "384k"), 3);
+	json = parsed(f);
+	curve = json_object_get(json, "curve");
+	assert_true(json_real_value(json_object_get(curve, "share")) == .2);
+	assert_true(json_real_value(json_object_get(curve, "share_more_dram")) == .3);
+	assert_int_equal(json_array_size(json_object_get(curve, "sizes")), 25);
+	json_decref(json);
+	f->stats->curve_off += 4096; /* beyond the end: an older daemon's, or no curve at all */
+	assert_int_equal(run_here(f, "stats", "--json"), 3);
+	json = parsed(f);
+	assert_true(json_is_null(json_object_get(json, "curve")));
+	json_decref(json);
+	fake_live(f);
+}
+
 static void the_balance_of_a_namespace_is_shown_and_judged(void **state)
 {
 	struct fake *f = *state;
@@ -441,6 +494,8 @@ int main(void)
 		test(what_is_lost_or_not_used_is_told),
 		test(how_far_the_pool_can_grow_is_told),
 		test(what_restores_cost_and_what_was_not_written_is_on_the_page),
+		test(what_more_memory_would_buy_is_on_the_page),
+		test(what_more_memory_would_buy_is_told_by_a_pool_whose_daemon_is_gone),
 		test(the_balance_of_a_namespace_is_shown_and_judged),
 		test(json_has_every_counter_by_its_name),
 		test(a_daemon_that_is_gone_does_not_serve_however_young_its_heartbeat),
