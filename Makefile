@@ -21,8 +21,8 @@ SYSTEMDDIR ?= $(PREFIX)/lib
 SYSCONFDIR ?= /etc
 
 BUILD_PACKAGES := gcc make pkg-config libc6-dev liburing-dev uuid-dev libhwloc-dev libsodium-dev libxxhash-dev libzstd-dev \
-	libjansson-dev libsystemd-dev uthash-dev libopenblas-pthread-dev python3
-CHECK_PACKAGES := procps g++ binutils libcmocka-dev clang-format groff-base spin systemd python3-pytest \
+	libjansson-dev libncurses-dev libsystemd-dev uthash-dev libopenblas-pthread-dev python3
+CHECK_PACKAGES := tmux procps g++ binutils libcmocka-dev clang-format groff-base spin systemd python3-pytest \
 	python3-hypothesis python3-numpy
 WHEEL_PACKAGES := python3-pip python3-setuptools python3-wheel
 PEER_PACKAGES := liblmdb-dev libhiredis-dev memcached redis-server fio
@@ -42,7 +42,7 @@ pkg = $(shell pkg-config --libs $(1))
 DAEMON_LIBS = $(call pkg,liburing uuid hwloc libsodium libxxhash libzstd libsystemd) -lm
 CLIENT_LIBS = $(call pkg,libsodium)
 ATTN_LIBS = $(if $(ATTN_BLAS),$(call pkg,openblas)) -lm
-KVCTL_LIBS = $(call pkg,jansson libsodium libxxhash) -lm
+KVCTL_LIBS = $(call pkg,jansson ncursesw libsodium libxxhash) -lm
 ENGINE_LIBS = $(call pkg,jansson libsodium) -lm
 TEST_LIBS = $(call pkg,cmocka) -lm
 ATTN_BLAS := $(shell grep -ls cblas kernels/*.c)

@@ -50,18 +50,6 @@ static json_t *session_json(const struct kvp_session_row *row, const struct pool
 	return json;
 }
 
-static void age_text(char *text, size_t room, double age_s)
-{
-	if (age_s < 0)
-		snprintf(text, room, "?");
-	else if (age_s < 120)
-		snprintf(text, room, "%.0f s", age_s);
-	else if (age_s < 7200)
-		snprintf(text, room, "%.0f min", age_s / 60);
-	else
-		snprintf(text, room, "%.0f h", age_s / 3600);
-}
-
 static void clients_print(const struct pool *pool, const struct snapshot *snapshot)
 {
 	static const char *const heads[] = {
@@ -76,7 +64,7 @@ static void clients_print(const struct pool *pool, const struct snapshot *snapsh
 		table_cell(&table, "%d", row->pid);
 		table_cell(&table, "%.8s", report_user(row->uid, user));
 		table_cell(&table, "%.12s", text_clean(comm, sizeof(comm), row->comm, sizeof(row->comm)));
-		age_text(text, sizeof(text), session_age_s(row, pool));
+		quantity_age(text, session_age_s(row, pool));
 		table_cell(&table, "%s", row->connected ? text : "closed");
 		table_cell(&table, "%s", quantity_short(text, C(row->pins)));
 		table_cell(&table, "%s", quantity_short(text, C(row->grants)));

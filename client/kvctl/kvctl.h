@@ -27,6 +27,7 @@ int output_end(int code);
 int usage_print(const char *command);
 
 int stats_command(int argc, char **argv);
+int top_command(int argc, char **argv);
 int ns_command(int argc, char **argv);
 int clients_command(int argc, char **argv);
 int check_command(int argc, char **argv);

@@ -29,6 +29,9 @@ static const struct command commands[] = {
 		"all counters, also with the daemon hung or dead",
 		POOL_HELP JSON_HELP "  --watch [S]     again every S seconds (1)\n"
 				    "  --more SIZE     what would so much more memory buy? (as much again)\n"},
+	{"top", top_command, "[--once] [--every SECONDS]", "the pool live on a terminal; keys: ? lists them",
+		POOL_HELP "  --once          one frame as text (so too where there is no terminal)\n"
+			  "  --every S       look again every S seconds (1)\n"},
 	{"ns", ns_command, "[--json]", "namespaces", POOL_HELP JSON_HELP},
 	{"clients", clients_command, "[--json]", "client sessions", POOL_HELP JSON_HELP},
 	{"check", check_command, "[--json]", "recount everything and compare; exit 1 if an invariant is violated",

@@ -102,6 +102,19 @@ static int quantity_parse(const char *text, const char *units, uint64_t step, co
 	return 0;
 }
 
+const char *quantity_age(char text[QUANTITY_ROOM], double age_s)
+{
+	if (age_s < 0)
+		snprintf(text, QUANTITY_ROOM, "?");
+	else if (age_s < 120)
+		snprintf(text, QUANTITY_ROOM, "%.0f s", age_s);
+	else if (age_s < 7200)
+		snprintf(text, QUANTITY_ROOM, "%.0f min", age_s / 60);
+	else
+		snprintf(text, QUANTITY_ROOM, "%.0f h", age_s / 3600);
+	return text;
+}
+
 int quantity_parse_bytes(const char *text, uint64_t *bytes)
 {
 	const char *rest;

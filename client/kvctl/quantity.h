@@ -19,6 +19,8 @@ const char *quantity_short(char text[QUANTITY_ROOM], uint64_t n);
 const char *quantity_share_short(char text[QUANTITY_ROOM], uint64_t part, uint64_t whole);
 /** quantity_share() - "91.2 %", or "-" of nothing. Return: @text. */
 const char *quantity_share(char text[QUANTITY_ROOM], uint64_t part, uint64_t whole);
+/** quantity_age() - "12 s", "5 min", "3 h", "?" if negative. Return: @text. */
+const char *quantity_age(char text[QUANTITY_ROOM], double age_s);
 /** quantity_parse_bytes() - "64M", "2G", "4096", powers of 1024 as for kvpoold. Return: 0; -EINVAL. */
 int quantity_parse_bytes(const char *text, uint64_t *bytes);
 /** quantity_parse_count() - decimal, also "8k", "70G" as powers of 1000. Return: 0; -EINVAL; -ERANGE outside of min..max. */
