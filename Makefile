@@ -21,7 +21,7 @@ SYSTEMDDIR ?= $(PREFIX)/lib
 SYSCONFDIR ?= /etc
 
 BUILD_PACKAGES := gcc make pkg-config libc6-dev liburing-dev uuid-dev libhwloc-dev libsodium-dev libxxhash-dev libzstd-dev \
-	libjansson-dev libncurses-dev libsystemd-dev uthash-dev libopenblas-pthread-dev python3
+	libjansson-dev libmicrohttpd-dev libncurses-dev libsystemd-dev uthash-dev libopenblas-pthread-dev python3
 CHECK_PACKAGES := tmux procps g++ binutils libcmocka-dev clang-format groff-base spin systemd python3-pytest \
 	python3-hypothesis python3-numpy
 WHEEL_PACKAGES := python3-pip python3-setuptools python3-wheel
@@ -43,6 +43,7 @@ DAEMON_LIBS = $(call pkg,liburing uuid hwloc libsodium libxxhash libzstd libsyst
 CLIENT_LIBS = $(call pkg,libsodium)
 ATTN_LIBS = $(if $(ATTN_BLAS),$(call pkg,openblas)) -lm
 KVCTL_LIBS = $(call pkg,jansson ncursesw libsodium libxxhash) -lm
+EXPORTER_LIBS = $(call pkg,libmicrohttpd) -lm
 ENGINE_LIBS = $(call pkg,jansson libsodium) -lm
 TEST_LIBS = $(call pkg,cmocka) -lm
 ATTN_BLAS := $(shell grep -ls cblas kernels/*.c)
@@ -55,9 +56,10 @@ DAEMON_FAULT_OBJ := $(call fault,$(wildcard daemon/*.c))
 POOL_OBJ := $(call obj,$(wildcard client/libkvpool/*.c))
 ATTN_OBJ := $(call obj,$(wildcard kernels/*.c))
 KVCTL_OBJ := $(call obj,$(wildcard client/kvctl/*.c))
+EXPORTER_OBJ := $(call obj,$(wildcard client/kvexporter/*.c))
 ENGINE_OBJ := $(call obj,$(wildcard client/kvengine/*.c))
 
-PROGRAMS := $(BUILD)/kvpoold $(BUILD)/kvctl $(BUILD)/kvengine
+PROGRAMS := $(BUILD)/kvpoold $(BUILD)/kvctl $(BUILD)/kvengine $(BUILD)/kvpool-exporter
 LIBRARIES := $(BUILD)/libkvpool.so $(BUILD)/libkvattn.so $(BUILD)/libkvpool.a $(BUILD)/libkvattn.a
 UNIT_TESTS := $(patsubst tests/unit/%.c,$(BUILD)/test/%,$(wildcard tests/unit/test_*.c))
 SYSTEM_TESTS := $(patsubst tests/system/%.c,$(BUILD)/test/%,$(wildcard tests/system/test_*.c))
@@ -154,6 +156,11 @@ $(BUILD)/kvctl: $(KVCTL_OBJ) $(BUILD)/libkvpool.so $(BUILD)/libkvattn.so $(BUILD
 $(BUILD)/kvengine: $(ENGINE_OBJ) $(BUILD)/libkvpool.so $(BUILD)/libkvattn.so $(BUILD)/obj/files
 	$(call note,LD,$@)
 	$(Q)$(CC) $(ALL_LDFLAGS) $(RPATH) $(objects) -L$(BUILD) -lkvpool -lkvattn $(ENGINE_LIBS) -o $@
+
+# what it reads of a pool is kvctl's
+$(BUILD)/kvpool-exporter: $(EXPORTER_OBJ) $(BUILD)/obj/kvctl.a $(BUILD)/obj/files
+	$(call note,LD,$@)
+	$(Q)$(CC) $(ALL_LDFLAGS) $(objects) $(BUILD)/obj/kvctl.a $(EXPORTER_LIBS) -o $@
 
 # ---- tests: what one links follows from its name; those of the daemon link the daemon with fault points ----
 
@@ -344,7 +351,7 @@ install: all ## install programs, libraries, headers, manuals and units (PREFIX=
 	install -d $(D)$(BINDIR) $(D)$(SBINDIR) $(D)$(LIBDIR)/pkgconfig $(D)$(INCLUDEDIR) $(D)$(SYSCONFDIR)/kvpool \
 		$(D)$(SYSTEMDDIR)/systemd/system $(D)$(SYSTEMDDIR)/sysusers.d $(D)$(SYSTEMDDIR)/tmpfiles.d
 	install -m 755 $(BUILD)/kvpoold $(D)$(SBINDIR)/
-	install -m 755 $(BUILD)/kvctl $(BUILD)/kvengine $(D)$(BINDIR)/
+	install -m 755 $(BUILD)/kvctl $(BUILD)/kvengine $(BUILD)/kvpool-exporter $(D)$(BINDIR)/
 	install -m 644 $(BUILD)/libkvpool.so.$(SOVERSION) $(BUILD)/libkvattn.so.$(SOVERSION) $(BUILD)/libkvpool.a $(BUILD)/libkvattn.a $(D)$(LIBDIR)/
 	ln -sf libkvpool.so.$(SOVERSION) $(D)$(LIBDIR)/libkvpool.so
 	ln -sf libkvattn.so.$(SOVERSION) $(D)$(LIBDIR)/libkvattn.so
@@ -360,7 +367,7 @@ install: all ## install programs, libraries, headers, manuals and units (PREFIX=
 	@test -n "$(D)" || echo "installed; to run it as a service: systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload && systemctl enable --now kvpoold.socket kvpoold-admin.socket kvpoold"
 
 uninstall: ## remove what install put there; a changed configuration stays
-	rm -f $(D)$(SBINDIR)/kvpoold $(D)$(BINDIR)/kvctl $(D)$(BINDIR)/kvengine
+	rm -f $(D)$(SBINDIR)/kvpoold $(D)$(BINDIR)/kvctl $(D)$(BINDIR)/kvengine $(D)$(BINDIR)/kvpool-exporter
 	rm -f $(foreach l,kvpool kvattn,$(D)$(LIBDIR)/lib$(l).so $(D)$(LIBDIR)/lib$(l).so.$(SOVERSION) $(D)$(LIBDIR)/lib$(l).a $(D)$(LIBDIR)/pkgconfig/$(l).pc)
 	rm -f $(D)$(INCLUDEDIR)/kvpool.h $(D)$(INCLUDEDIR)/kvattn.h
 	rm -f $(foreach m,$(MANUALS),$(D)$(MANDIR)/man$(subst .,,$(suffix $(m)))/$(notdir $(m)))

@@ -9,15 +9,17 @@ trap 'rm -rf "$dir"' EXIT
 cd "$dir"
 # verify wants the programs where ExecStart= says
 sed "s|/usr/local/sbin/kvpoold|${BUILD:-$top/build}/kvpoold|" "$top/systemd/kvpoold.service" >kvpoold.service
+sed "s|/usr/local/bin/kvpool-exporter|${BUILD:-$top/build}/kvpool-exporter|" "$top/systemd/kvpool-exporter.service" >kvpool-exporter.service
 cp "$top"/systemd/*.socket .
-for unit in kvpoold.service kvpoold.socket kvpoold-admin.socket; do
+for unit in kvpoold.service kvpool-exporter.service kvpoold.socket kvpoold-admin.socket; do
 	said=$(systemd-analyze verify --man=no "./$unit" 2>&1) || { echo "$unit: $said"; exit 1; }
 	[ -z "$said" ] || { echo "$unit: $said"; exit 1; }     # unknown keys are mere warnings there
 done
 # 15: an exposure of 1.5
-systemd-analyze security --offline=true --threshold=15 --no-pager ./kvpoold.service >security ||
-	{ cat security; exit 1; }
-tail -n 2 security
+for unit in kvpoold.service kvpool-exporter.service; do
+	systemd-analyze security --offline=true --threshold=15 --no-pager ./$unit >security || { cat security; exit 1; }
+	tail -n 2 security
+done
 grep -q '^PrivateUsers=' kvpoold.service && { echo "PrivateUsers= would hide who the clients are"; exit 1; }
 # the example configuration is one that kvpoold takes, its commented lines too: what it refuses is the flag after it
 daemon=${BUILD:-$top/build}/kvpoold
