@@ -73,14 +73,16 @@ static int file_lock_refused(struct spill_file *file, uint64_t pid, char message
 	return -EBUSY;
 }
 
-/* One owner for a file, by whatever path.  I/O of a dead owner ends, so it is waited for; a living owner is not. */
+/* One owner for a file, by whatever path.  I/O of a dead owner ends, so it is waited for; a living owner is not.
+   A device has one owner by O_EXCL.  udev passes over one that is locked against its look, and its queue would not get empty. */
 static int file_lock(struct spill_file *file, char message[256])
 {
+	int how = (file->raw ? LOCK_SH : LOCK_EX) | LOCK_NB;
 	uint64_t start = loop_now(), wait_ns = FILE_LOCK_WAIT_NS;
 	struct spill_super super = {.pid = 0};
 	bool said = false;
 
-	while (flock(file->fd, LOCK_EX | LOCK_NB) < 0) {
+	while (flock(file->fd, how) < 0) {
 		if (errno != EWOULDBLOCK && errno != EINTR) {
 			snprintf(message, 256, "cannot lock spill store %.150s: %s", file->path, strerror(errno));
 			return -errno;

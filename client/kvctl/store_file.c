@@ -55,7 +55,8 @@ static int store_length(struct store_file *store)
 
 static int store_lock(struct store_file *store, bool write)
 {
-	if (flock(store->fd, (write ? LOCK_EX : LOCK_SH) | LOCK_NB) < 0) {
+	/* the daemon shares the lock of a device with udev, that of a file with nobody */
+	if (flock(store->fd, (write || store->device ? LOCK_EX : LOCK_SH) | LOCK_NB) < 0) {
 		if (errno != EWOULDBLOCK)
 			return -errno;
 		store->served = true;

@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include <linux/loop.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 
@@ -555,6 +556,22 @@ static struct spill_stats set_tick_until(struct spill_set *set, bool serves)
 	return stats;
 }
 
+static void a_device_that_is_served_may_be_looked_at_by_udev_and_is_seen_to_be_served(void **state)
+{
+	struct place *p = *state;
+	struct fixture *f = p->f;
+	int fd;
+
+	given_raw(p, 64 * MIB, 512);
+	assert_int_equal(fixture_open(f), 0);
+	fd = open(p->device, O_RDONLY | O_CLOEXEC);
+	assert_int_equal(flock(fd, LOCK_SH | LOCK_NB), 0); /* as udev does */
+	assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), -1); /* as kvctl store does */
+	fixture_close(f);
+	assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
+	close(fd);
+}
+
 static void a_drive_that_is_pulled_is_off_and_plugged_in_again_back_with_all_its_blocks(void **state)
 {
 	struct place *p = *state;
@@ -626,6 +643,7 @@ int main(void)
 		RAW(a_device_used_in_part_and_then_in_full_loses_nothing),
 		RAW(a_store_begun_anew_on_a_device_shows_nothing_of_the_old_one),
 		RAW(a_device_whose_making_was_cut_short_is_made_at_the_next_start),
+		RAW(a_device_that_is_served_may_be_looked_at_by_udev_and_is_seen_to_be_served),
 		RAW(a_drive_that_is_pulled_is_off_and_plugged_in_again_back_with_all_its_blocks),
 	};
 
