@@ -912,6 +912,7 @@ void block_release_set_aside(struct daemon *d)
 /* ---- counting what is held ---- */
 
 #define SWEEP_LOOKS 200000
+#define SWEEP_USE 8 /* telling of a use takes as long as so many looks: its entry lies elsewhere */
 
 /* One slot: who holds it, since when, and was it used since the sweep before this one began (@since)? */
 static bool block_sweep_slot(struct daemon *d, struct slab *slab, uint32_t i, uint32_t since, uint64_t *looks)
@@ -937,8 +938,10 @@ static bool block_sweep_slot(struct daemon *d, struct slab *slab, uint32_t i, ui
 		if (stamp && (int32_t)(tick - stamp) > 0 && tick - stamp > s->sweep_oldest)
 			s->sweep_oldest = tick - stamp;
 	}
-	if (latest != since)
+	if (latest != since) {
+		*looks += SWEEP_USE;
 		reuse_seen(slab->slots[i].who, latest);
+	}
 	return held;
 }
 

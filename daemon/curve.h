@@ -7,7 +7,7 @@
  * watched, that is the memory in which it would have been found again by an LRU pool.  Uses nobody saw (of which only the
  * sum is told) were too soon after another to be seen, and count as found in any memory: SHARDS' own correction.
  *
- * Knows neither daemon nor shared memory but for the struct it fills; one thread; about 2.5 MiB.
+ * Knows neither daemon nor shared memory but for the struct it fills; one thread; 3.3 MiB.
  */
 #ifndef KVPOOL_CURVE_H
 #define KVPOOL_CURVE_H

@@ -44,10 +44,12 @@ static uint64_t tokens_found(const struct daemon *d)
 /* What is there was used before, in the order of its stamps; what is only in the store before all of that. */
 static void reuse_seed(struct reuse *reuse, struct daemon *d)
 {
+	uint32_t before = daemon_tick(d) - TICKS_PER_SECOND * CURVE_FORGET_S / 2;
+
 	for (struct ns *ns = d->namespaces; ns; ns = ns->next)
 		for (const struct entry *e = ns_entry_next(ns, NULL); e; e = ns_entry_next(ns, e)) {
 			bool known = e->slot != NO_SLOT && (int32_t)(daemon_tick(d) - e->stamp) >= 0 && e->stamp;
-			struct curve_use use = entry_use(e, known ? e->stamp : daemon_tick(d) - TICKS_PER_SECOND * 60);
+			struct curve_use use = entry_use(e, known ? e->stamp : before);
 
 			curve_seed(reuse->curve, &use);
 		}

@@ -351,6 +351,27 @@ static bool session_joined(const struct kvp_session_row *row, uint64_t ns_id)
 	return false;
 }
 
+static struct line session_line(
+	const struct top_data *data, const struct top_wish *wish, const struct kvp_session_row *row)
+{
+	return (struct line){.id = C(row->session_id),
+		.name = row->comm,
+		.key = wish->sort == TOP_BY_USE	   ? session_use(data, row)
+		       : wish->sort == TOP_BY_SIZE ? (double)C(row->pins)
+		       : wish->sort == TOP_BY_HELD ? (double)C(row->oldest_pin_ms)
+						   : 0};
+}
+
+static struct line ns_line(const struct top_data *data, const struct top_wish *wish, const struct kvp_ns_row *row)
+{
+	return (struct line){.id = C(row->ns_id),
+		.name = row->name,
+		.key = wish->sort == TOP_BY_USE	   ? ns_use(data, row)
+		       : wish->sort == TOP_BY_SIZE ? (double)(C(row->counters.published) * row->block_bytes)
+		       : wish->sort == TOP_BY_HELD ? (double)(C(row->counters.held) * row->block_bytes)
+						   : 0};
+}
+
 /* The rows of one table, in order. Return: how many; 0 too when there is no memory. */
 static unsigned lines_of(const struct top_data *data, const struct top_wish *wish, bool clients, struct line **lines)
 {
@@ -359,28 +380,12 @@ static unsigned lines_of(const struct top_data *data, const struct top_wish *wis
 
 	*lines = calloc(n + 1, sizeof(**lines));
 	for (unsigned i = 0; *lines && i < n; i++) {
-		const struct kvp_session_row *session = &data->now.sessions[i];
-		const struct kvp_ns_row *ns = &data->now.ns[i];
+		const struct kvp_session_row *session = clients ? &data->now.sessions[i] : NULL;
 		struct line *line = &(*lines)[taken];
 
-		if (clients) {
-			line->id = C(session->session_id);
-			line->name = session->comm;
-			line->key = wish->sort == TOP_BY_USE	? session_use(data, session)
-				    : wish->sort == TOP_BY_SIZE ? (double)C(session->pins)
-				    : wish->sort == TOP_BY_HELD ? (double)C(session->oldest_pin_ms)
-								: 0;
-		} else {
-			line->id = C(ns->ns_id);
-			line->name = ns->name;
-			line->key = wish->sort == TOP_BY_USE ? ns_use(data, ns)
-				    : wish->sort == TOP_BY_SIZE
-					    ? (double)C(ns->counters.published) * (double)ns->block_bytes
-				    : wish->sort == TOP_BY_HELD ? (double)C(ns->counters.held) * (double)ns->block_bytes
-								: 0;
-		}
+		*line = session ? session_line(data, wish, session) : ns_line(data, wish, &data->now.ns[i]);
 		if (wish->inside && line->id != wish->inside &&
-			!(clients ? session_joined(session, wish->inside) : inside && session_joined(inside, line->id)))
+			!(session ? session_joined(session, wish->inside) : inside && session_joined(inside, line->id)))
 			continue;
 		line->i = i;
 		taken++;
