@@ -65,17 +65,17 @@ static void ns_counters(FILE *out, const struct snapshot *snapshot)
 	char labels[2 * LABEL_ROOM];
 
 #define KVP_NS_COUNTER(name, kind, unit, help) \
-	family(out, "ns_" #name, SUFFIX(kind), TYPE(kind), help); \
+	family(out, "namespace_" #name, SUFFIX(kind), TYPE(kind), help); \
 	for (unsigned i = 0; i < snapshot->n_ns; i++) \
-		fprintf(out, "kvpool_ns_" #name "%s{%s} %" PRIu64 "\n", SUFFIX(kind), \
+		fprintf(out, "kvpool_namespace_" #name "%s{%s} %" PRIu64 "\n", SUFFIX(kind), \
 			ns_labels(&snapshot->ns[i], labels), VALUE(snapshot->ns[i].counters.name));
 #include "counters.def"
 #undef KVP_NS_COUNTER
-	family(out, "ns_block_bytes", "", "gauge", "Bytes of a block.");
+	family(out, "namespace_block_bytes", "", "gauge", "Bytes of a block.");
 	for (unsigned i = 0; i < snapshot->n_ns; i++)
-		fprintf(out, "kvpool_ns_block_bytes{%s} %" PRIu64 "\n", ns_labels(&snapshot->ns[i], labels),
+		fprintf(out, "kvpool_namespace_block_bytes{%s} %" PRIu64 "\n", ns_labels(&snapshot->ns[i], labels),
 			snapshot->ns[i].block_bytes);
-	family(out, "ns_misses", "_total", "counter", "Misses by their reason.");
+	family(out, "namespace_misses", "_total", "counter", "Misses by their reason.");
 	for (unsigned i = 0; i < snapshot->n_ns; i++) {
 		const struct kvp_ns_counters *c = &snapshot->ns[i].counters;
 		const struct {
@@ -87,8 +87,8 @@ static void ns_counters(FILE *out, const struct snapshot *snapshot)
 
 		ns_labels(&snapshot->ns[i], labels);
 		for (unsigned j = 0; j < sizeof(misses) / sizeof(misses[0]); j++)
-			fprintf(out, "kvpool_ns_misses_total{%s,reason=\"%s\"} %" PRIu64 "\n", labels, misses[j].reason,
-				misses[j].n);
+			fprintf(out, "kvpool_namespace_misses_total{%s,reason=\"%s\"} %" PRIu64 "\n", labels,
+				misses[j].reason, misses[j].n);
 	}
 }
 

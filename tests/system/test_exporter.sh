@@ -66,14 +66,14 @@ if what == "serving":
     for line in open(sys.argv[3] + "/include/counters.def"):
         found = re.match(r"KVP_(NS_)?COUNTER\((\w+), (\w+),", line)
         if found:
-            family = "kvpool_" + ("ns_" if found[1] else "") + found[2] + ("_total" if found[3] == "COUNTER" else "")
+            family = "kvpool_" + ("namespace_" if found[1] else "") + found[2] + ("_total" if found[3] == "COUNTER" else "")
             assert family in types, family
     assert any(name.startswith("kvpool_store_state{store=") for name in series)
-    stored = [name for name in series if name.startswith("kvpool_ns_stored_total{ns=")]
+    stored = [name for name in series if name.startswith("kvpool_namespace_stored_total{ns=")]
     assert len(stored) == 1 and series[stored[0]] > 0, stored
-    labels = stored[0][len("kvpool_ns_stored_total{"):-1]
+    labels = stored[0][len("kvpool_namespace_stored_total{"):-1]
     for reason in ("never", "evicted", "sibling", "damaged", "tier", "cost"):
-        assert series["kvpool_ns_misses_total{%s,reason=\"%s\"}" % (labels, reason)] == series["kvpool_ns_miss_%s_total{%s}" % (reason, labels)]
+        assert series["kvpool_namespace_misses_total{%s,reason=\"%s\"}" % (labels, reason)] == series["kvpool_namespace_miss_%s_total{%s}" % (reason, labels)]
     rules, named = open(sys.argv[3] + "/systemd/kvpool.rules.yml").read(), set()
     for line in re.findall(r"^ *expr: (.*)$", rules, re.M):
         named |= set(re.findall(r"kvpool_\w+", line))

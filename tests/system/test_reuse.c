@@ -175,6 +175,30 @@ static void the_oldest_hold_is_told_until_it_is_let_go(void **state)
 	kvp_close(other);
 }
 
+static void a_session_tells_which_namespaces_it_joined(void **state)
+{
+	struct trial *t = *state;
+	const struct kvp_stats *stats = t->host.stats;
+	const struct kvp_session_row *row =
+		(const struct kvp_session_row *)(const void *)((const char *)stats + stats->session_off);
+	struct kvp_ns_info info = {.size = sizeof(info)};
+	uint64_t first, second;
+	struct kvp_desc desc;
+	struct kvp_ns *other;
+
+	assert_int_equal(kvp_ns_info(t->ns, &info), 0);
+	first = info.ns_id;
+	assert_int_equal(atomic_load(&row->ns_ids[0]), first);
+	assert_int_equal(atomic_load(&row->ns_ids[1]), 0);
+	trial_desc(&desc);
+	assert_int_equal(trial_ns(t->client, "other", &desc, &other), 0);
+	assert_int_equal(kvp_ns_info(other, &info), 0);
+	second = info.ns_id;
+	assert_true(atomic_load(&row->ns_ids[0]) == first || atomic_load(&row->ns_ids[1]) == first);
+	assert_true(atomic_load(&row->ns_ids[0]) == second || atomic_load(&row->ns_ids[1]) == second);
+	assert_int_equal(atomic_load(&row->ns_ids[2]), 0);
+}
+
 static int given(void **state)
 {
 	int r = trial_setup(state, "8M", NULL);
@@ -191,6 +215,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		test(hits_that_send_no_message_are_on_the_curve),
 		test(a_working_set_too_large_for_the_pool_is_told_what_more_memory_would_buy),
+		test(a_session_tells_which_namespaces_it_joined),
 		test(the_oldest_hold_is_told_until_it_is_let_go),
 	};
 
