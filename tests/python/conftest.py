@@ -24,7 +24,8 @@ class Daemon:
         self.socket = f"{self.dir.name}/sock"
         self.name = f"python-{uuid.uuid4().hex[:12]}"
         self.command = [str(BUILD / "kvpoold"), "--socket", self.socket, "--name", self.name, "--pool", pool, "--slab",
-                        "1M", "--free-percent", "0", "--heartbeat", "200", "--spill", f"{self.dir.name}:{spill}"]
+                        "1M", "--free-percent", "0", "--heartbeat", "200", "--spill",
+                        "off" if spill == "off" else f"{self.dir.name}:{spill}"]
         self.process = None
         self.start()
 
@@ -54,6 +55,10 @@ class Daemon:
         assert check.returncode == 0, check.stdout + check.stderr
 
 
+# of a Daemon: one slab of 1M, so one block where blocks are larger than half of it
+ONE_BLOCK = ("1M", "off")
+
+
 @pytest.fixture
 def daemon():
     daemon = Daemon()
@@ -78,6 +83,15 @@ def attached(client, seconds=20):
     while client.state != kvpool.State.ATTACHED:
         assert time.monotonic() < until, client.state
         time.sleep(0.01)
+
+
+def told_apart(daemon, *engines):
+    """Each of these engines, at work in one pool now, has rows of its own in kvctl's tables."""
+    for table in ("clients", "ns"):
+        text = daemon.kvctl(table).stdout
+        rows = [line for line in text.splitlines() if ", mode " not in line]  # the table, not each one's shape
+        named = [[engine for engine in engines if engine in row] for row in rows]
+        assert all(len(names) <= 1 for names in named) and {name for names in named for name in names} == set(engines), text
 
 
 def tell_gain(text):

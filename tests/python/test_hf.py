@@ -3,6 +3,7 @@ import copy
 import inspect
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -12,7 +13,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM  # noqa: E4
 
 import kvpool  # noqa: E402
 from kvpool import hf  # noqa: E402
-from conftest import attached  # noqa: E402
+from conftest import ONE_BLOCK, Daemon, attached, tell_gain, told_apart  # noqa: E402
 
 PROMPT = 150
 STEPS = 24
@@ -101,6 +102,44 @@ def test_other_weights_find_nothing(client, pooled, pool):
     assert run(ns, other, prompt()) == (want, 0, PROMPT + STEPS - 1)
 
 
+def test_another_type_or_version_finds_nothing(client, model, pooled, pool, monkeypatch):
+    run(pool, pooled, prompt())
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    want = generate(half, prompt(), DynamicCache())
+    hf.use(half)
+    tokens, reused, _ = run(hf.namespace(client, "m", half, block_tokens=BLOCK), half, prompt())
+    assert reused == 0 and len(tokens) == len(want)
+    monkeypatch.setattr(hf.transformers, "__version__", "another")
+    ns = hf.namespace(client, "m", pooled, block_tokens=BLOCK)
+    assert ns.differs == "engine" and run(ns, pooled, prompt())[1] == 0
+
+
+def test_a_pool_of_one_block_is_still_right(model, pooled):
+    daemon, prompts = Daemon(*ONE_BLOCK), [prompt(seed, 400) for seed in (1, 2, 1)]
+    try:
+        with kvpool.Client(daemon.socket, connect_timeout=10) as client, \
+                hf.namespace(client, "m", pooled, block_tokens=384) as ns:
+            assert ns.block_bytes > 1 << 19
+            for ids in prompts:
+                want = generate(model, ids, DynamicCache())
+                for _ in range(2):
+                    tokens, reused, _ = run(ns, pooled, ids, 1)
+                    assert tokens == want and reused in (0, 384)
+            assert reused == 384
+    finally:
+        daemon.close()
+
+
+def test_two_engines_in_one_pool_are_told_apart(daemon, pooled):
+    from kvpool.lmcache import NativeClient
+    native = NativeClient(chunk_bytes=16384, socket=daemon.socket)
+    with kvpool.Client(daemon.socket, name="transformers") as client, \
+            hf.namespace(client, "transformers", pooled, block_tokens=BLOCK) as ns:
+        run(ns, pooled, prompt())
+        told_apart(daemon, "transformers", "lmcache")
+    native.close()
+
+
 def test_without_a_daemon_and_after_its_death_the_ids_are_the_same(daemon, client, model, pooled, pool, tmp_path):
     want = generate(model, prompt(), DynamicCache())
     with kvpool.Client(str(tmp_path / "nobody"), connect_timeout=0.1) as alone:
@@ -146,32 +185,33 @@ def test_with_any_other_cache_the_model_computes_as_before(model, pooled):
 
 def test_the_time_to_the_first_token_is_told():
     """A model large enough to compute for a while; asserted is what was computed, told how long it took."""
-    import time
-    from conftest import Daemon, tell_gain
     torch.manual_seed(3)
     config = LlamaConfig(vocab_size=512, hidden_size=512, intermediate_size=1376, num_hidden_layers=4, num_attention_heads=8,
                          num_key_value_heads=2, max_position_embeddings=2048, eos_token_id=None, bos_token_id=None, pad_token_id=0)
     plain = LlamaForCausalLM(config).eval()
     pooled = copy.deepcopy(plain)
     hf.use(pooled)
-    ids = prompt(5, 1000)
+    ids, own = prompt(5, 1000), DynamicCache()
 
     def first(model, cache):
-        began = time.monotonic()
+        began, cpu = time.monotonic(), time.process_time()
         with torch.no_grad():
             out = model.generate(ids, **{CACHE: cache}, max_new_tokens=1, do_sample=False, attention_mask=torch.ones_like(ids))
-        return time.monotonic() - began, out[0, -1].item()
+        return time.monotonic() - began, time.process_time() - cpu, out[0, -1].item()
 
-    without = first(plain, DynamicCache())
-    daemon, times = Daemon(pool="64M"), []
+    told = {"without the pool": first(plain, own)}
+    own.crop(992 - own.get_seq_length())
+    daemon = Daemon(pool="64M")
     try:
         with kvpool.Client(daemon.socket) as client, hf.namespace(client, "gain", pooled) as ns:
-            for reused in (0, 992):
+            for name, reused in (("cold", 0), ("warm", 992)):
                 with hf.PoolCache(ns, pooled, ids, timeout=5) as cache:
-                    took, token = first(pooled, cache)
-                    assert (cache.reused, token) == (reused, without[1])
-                    times.append(took)
+                    told[name] = first(pooled, cache)
+                    assert cache.reused == reused
     finally:
         daemon.close()
-    tell_gain(f"transformers, random Llama of 13 million weights, 1000 tokens, first token after: without a pool {without[0]:.2f} s, "
-              f"cold {times[0]:.2f} s, warm {times[1]:.3f} s")
+    told["its own cache, kept"] = first(plain, own)
+    assert len({token for _, _, token in told.values()}) == 1, told
+    tell_gain("transformers, random Llama of 13 million weights, 1000 tokens, first token after: " +
+              ", ".join(f"{name} {wall:.2f} s (CPU {cpu:.2f})" for name, (wall, cpu, _) in told.items()) +
+              f"; warm is 1/{told['cold'][1] / told['warm'][1]:.0f} of cold")

@@ -18,7 +18,7 @@ if "sglang" not in sys.modules:
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolTransfer  # noqa: E402
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory  # noqa: E402
 
-import kvpool  # noqa: E402
+from conftest import ONE_BLOCK, Daemon, told_apart  # noqa: E402
 
 LAYERS, HEADS, DIM, PAGE, PAGES = 3, 2, 16, 4, 40
 
@@ -26,9 +26,9 @@ LAYERS, HEADS, DIM, PAGE, PAGES = 3, 2, 16, 4, 40
 class HostPool:
     """kv_buffer, layouts and get_page_buffer_meta() as SGLang's MHATokenToKVPoolHost has them."""
 
-    def __init__(self, layout="page_first", dtype=torch.float16):
-        self.layout, self.dtype, self.page_size, self.size = layout, dtype, PAGE, PAGE * PAGES
-        shape = (2, LAYERS, self.size, HEADS, DIM) if layout == "layer_first" else (2, self.size, LAYERS, HEADS, DIM)
+    def __init__(self, layout="page_first", dtype=torch.float16, layers=LAYERS):
+        self.layers, self.layout, self.dtype, self.page_size, self.size = layers, layout, dtype, PAGE, PAGE * PAGES
+        shape = (2, layers, self.size, HEADS, DIM) if layout == "layer_first" else (2, self.size, layers, HEADS, DIM)
         self.kv_buffer = torch.zeros(shape, dtype=dtype)
 
     def page(self, index):
@@ -37,27 +37,44 @@ class HostPool:
 
     def get_page_buffer_meta(self, indices):
         base, item = self.kv_buffer.data_ptr(), self.dtype.itemsize
-        v_offset = LAYERS * self.size * HEADS * DIM * item
+        v_offset = self.layers * self.size * HEADS * DIM * item
         pointers = []
         for index in indices.tolist()[::PAGE]:
             if self.layout == "layer_first":
-                for layer in range(LAYERS):
+                for layer in range(self.layers):
                     k = base + (index + layer * self.size) * HEADS * DIM * item
                     pointers += [k, k + v_offset]
             else:
-                k = base + index * LAYERS * HEADS * DIM * item
+                k = base + index * self.layers * HEADS * DIM * item
                 pointers += [k, k + v_offset]
-        parts = PAGE * HEADS * DIM * item * (1 if self.layout == "layer_first" else LAYERS)
+        parts = PAGE * HEADS * DIM * item * (1 if self.layout == "layer_first" else self.layers)
         return pointers, [parts] * len(pointers)
 
     def get_data_page(self, index):
         return self.page(int(index) // PAGE).flatten()
 
     def get_dummy_flat_data_page(self):
-        return torch.zeros(2 * LAYERS * PAGE * HEADS * DIM, dtype=self.dtype)
+        return torch.zeros(2 * self.layers * PAGE * HEADS * DIM, dtype=self.dtype)
 
     def fill(self, seed):
         self.kv_buffer.copy_(torch.randn(self.kv_buffer.shape, generator=torch.Generator().manual_seed(seed)))
+
+
+def own_pool(layout):
+    """SGLang's class for such memory, as it makes it beside a GPU, but not pinned."""
+    try:
+        from sglang.srt.mem_cache import device_pool_info as info
+        from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+    except ImportError as error:
+        pytest.skip(f"SGLang's own host pools want more here: {error}")
+    k, v = ([torch.zeros(2 * PAGE, HEADS, DIM, dtype=torch.float16) for _ in range(LAYERS)] for _ in "kv")
+    pointers = [torch.tensor([buffer.data_ptr() for buffer in buffers], dtype=torch.uint64) for buffers in (k, v)]
+    device = info.MHABufferInfo(
+        buffers=info.KVBuffers(k=tuple(k), v=tuple(v), k_data_ptrs=pointers[0], v_data_ptrs=pointers[1],
+                               layout=info.KVBufferLayout.NHD),
+        page_size=PAGE, head_num=HEADS, head_dim=DIM, v_head_dim=DIM, dtype=torch.float16, device=torch.device("cpu"))
+    return MHATokenToKVPoolHost(device, 2.0, 0, PAGE, layout, pin_memory=False, device="cpu", device_capacity_tokens=2 * PAGE,
+                                start_layer=0, end_layer=LAYERS, host_token_capacity=PAGE * PAGES)
 
 
 def indices(pages):
@@ -96,6 +113,33 @@ def test_pages_of_another_process_are_loaded_byte_for_byte(daemon, layout):
     b.close()
 
 
+@pytest.mark.parametrize("layout", ["page_first", "layer_first", "page_first_direct"])
+def test_pages_of_sglangs_own_host_pools_are_loaded_byte_for_byte(daemon, layout):
+    first, second = own_pool(layout), own_pool(layout)
+    first.kv_buffer.copy_(torch.randn(first.kv_buffer.shape, generator=torch.Generator().manual_seed(7)))
+    second.kv_buffer.zero_()
+    a, b = backend(daemon, first), backend(daemon, second)
+    assert a.batch_set_v1(KEYS, indices(range(12))) == [True] * 12
+    assert b.batch_exists(KEYS) == 12 and b.batch_get_v1(KEYS, indices(range(20, 32))) == [True] * 12
+    for i in range(12):
+        assert torch.equal(second.get_data_page((20 + i) * PAGE), first.get_data_page(i * PAGE))
+    assert not second.get_data_page(5 * PAGE).any() and not second.get_data_page(33 * PAGE).any()
+    a.close()
+    b.close()
+
+
+@pytest.mark.parametrize("layout", ["page_first", "layer_first"])
+def test_the_pools_of_these_tests_lie_as_sglangs_own(layout):
+    own, ours = own_pool(layout), HostPool(layout)
+    ours.fill(8)
+    own.kv_buffer.copy_(ours.kv_buffer)
+    pages = indices([3, 4, 9])
+    starts = [[pointer - pool.kv_buffer.data_ptr() for pointer in pool.get_page_buffer_meta(pages)[0]] for pool in (own, ours)]
+    assert starts[0] == starts[1] and own.get_page_buffer_meta(pages)[1] == ours.get_page_buffer_meta(pages)[1]
+    assert torch.equal(own.get_data_page(5 * PAGE), ours.get_data_page(5 * PAGE))
+    assert own.get_dummy_flat_data_page().shape == ours.get_dummy_flat_data_page().shape
+
+
 def test_a_missing_page_is_false_and_the_others_are_loaded(daemon):
     pool = HostPool()
     pool.fill(2)
@@ -129,6 +173,41 @@ def test_other_models_ranks_layouts_and_types_share_nothing(daemon):
               backend(daemon, pool, model_id="finetune")]
     assert [other.batch_exists(KEYS) for other in others] == [0] * 5
     assert backend(daemon, HostPool()).batch_exists(KEYS) == 12
+
+
+def test_another_version_finds_nothing(daemon, monkeypatch):
+    pool = HostPool()
+    assert all(backend(daemon, pool).batch_set_v1(KEYS, indices(range(12))))
+    monkeypatch.setattr("kvpool.sglang._version", lambda: "another")
+    assert backend(daemon, pool).batch_exists(KEYS) == 0
+
+
+def test_a_pool_of_one_block_gives_that_page_or_none():
+    daemon, found = Daemon(*ONE_BLOCK), 0
+    try:
+        first, second = HostPool(layers=1100), HostPool(layers=1100)
+        first.fill(9)
+        a, b = backend(daemon, first, timeout=1), backend(daemon, second, timeout=1)
+        for i in range(4):
+            a.batch_set_v1([KEYS[i]], indices([i]))
+            there = b.batch_get_v1(KEYS[:4], indices(range(20, 24)))
+            assert all(torch.equal(second.page(20 + k), first.page(k)) for k in range(4) if there[k])
+            assert sum(there) <= 1 and not any(there[i + 1:])
+            found += sum(there)
+        assert found
+        a.close()
+        b.close()
+    finally:
+        daemon.close()
+
+
+def test_two_engines_in_one_pool_are_told_apart(daemon):
+    from kvpool.lmcache import NativeClient
+    a, native = backend(daemon, HostPool()), NativeClient(chunk_bytes=16384, socket=daemon.socket)
+    a.batch_set_v1(KEYS, indices(range(12)))
+    told_apart(daemon, "sglang", "lmcache")
+    native.close()
+    a.close()
 
 
 def test_several_pools_by_the_second_interface(daemon):

