@@ -286,8 +286,8 @@ void spill_set_close(struct spill_set *set)
 
 			if (!spill || (!hung && spill_hung(spill)))
 				continue;
-			set->members[i].spill = NULL;
 			spill_close_by(spill, deadline_ns);
+			set->members[i].spill = NULL; /* not before: what ends meanwhile is told, and asks about it */
 		}
 	for (unsigned i = 0; i < set->n; i++)
 		if (set->members[i].attempt)

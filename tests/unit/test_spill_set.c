@@ -639,6 +639,37 @@ static void a_drop_is_for_all_stores_or_for_none(void **state)
 	assert_int_equal(s->f->n_found, 0);
 }
 
+/* As the daemon does: who is told of a write asks what became of it. */
+static void asks_about_it(void *owner, int res, spill_place place)
+{
+	struct stores *s = owner;
+
+	if (res < 0)
+		return;
+	assert_non_null(spill_set_packed(s->set, place));
+	s->f->n_found++;
+}
+
+static void what_ends_while_the_stores_are_closed_is_told_with_all_there_is_to_know(void **state)
+{
+	struct stores *s = *state;
+
+	s->f->n_found = 0;
+	for (unsigned k = 0; k < 12; k++) {
+		struct block *b = &s->f->blocks[k];
+		struct spill_record record;
+
+		b->bytes = SIZE;
+		record = block_record(b);
+		free(s->out[k]);
+		s->out[k] = aligned_alloc(4096, (SIZE + 4095) / 4096 * 4096);
+		block_fill(b, s->out[k]);
+		assert_int_equal(spill_set_write(s->set, &record, s->out[k], b, asks_about_it, s), 0);
+	}
+	stores_close(s);
+	assert_int_equal(s->f->n_found, 12);
+}
+
 static void one_store_alone_has_places_as_it_always_had(void **state)
 {
 	struct stores *s = *state;
@@ -675,6 +706,7 @@ int main(void)
 		SET(a_store_that_fails_is_off_alone_and_named_with_errno_count_and_since_when),
 		SET(more_than_all_can_hold_goes_round_and_what_is_there_is_right),
 		SET(a_drop_is_for_all_stores_or_for_none),
+		SET(what_ends_while_the_stores_are_closed_is_told_with_all_there_is_to_know),
 		SET(one_store_alone_has_places_as_it_always_had),
 	};
 
