@@ -312,9 +312,10 @@ check-vm: deps ## boot virtual machines with systemd and run kvpool there as a s
 check-engines: deps ## the Python package in transformers, LMCache, llama.cpp, SGLang and vLLM of PyPI (network, gigabytes)
 	$(sub) all
 	@BUILD=$(BUILD) tests/engines/run
-# not in the list of make help: it only says so
-chaos:
-	@echo "chaos: not there yet: faults of every kind at once for DURATION seconds are later work"; exit 1
+DURATION ?= 180
+chaos: deps-build ## DURATION=180 seconds of faults of every kind, with several tenants (SEED= repeats, OTHER=kvpoold: upgrades to it)
+	$(sub) tests
+	@BUILD=$(BUILD) tests/system/chaos $(if $(SEED),--seed $(SEED)) $(addprefix --other ,$(OTHER)) $(DURATION)
 
 # The C libraries inside, libsodium in them, so that an engine's host needs nothing but Python.
 WHEEL := $(BUILD)/wheel

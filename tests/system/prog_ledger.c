@@ -7,7 +7,7 @@
  *                                     ... A B MS             with so long for each request, 60000 by default
  *        prog_ledger SOCKET NAMESPACE where N                reserve N blocks and ask the kernel on which nodes they lie
  *
- * Blocks are chains of 8.  Word w of block n is a hash of (n, w), so that nothing but block n passes for block n.
+ * Blocks are chains of 8, of the content pattern.h makes of their numbers.
  * Each prints one line; exit status 1: what was asked for could not be done, 99: wrong bytes, 98: a kept block is missing.
  */
 #include <stdbool.h>
@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "kvpool.h"
+#include "pattern.h"
 
 #define BLOCK_BYTES 65536u
 #define WORDS (BLOCK_BYTES / 8)
@@ -27,28 +28,6 @@
 #define NODES 64u
 #define LIMIT_MS 60000u
 #define ARGS 5u
-
-static uint64_t word(uint64_t block, uint64_t i)
-{
-	uint64_t x = (block + 1) * 0x9e3779b97f4a7c15ull + i * 0xd1342543de82ef95ull; /* splitmix64's finish */
-
-	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
-	return x ^ x >> 27;
-}
-
-static void fill(uint64_t *data, uint64_t block)
-{
-	for (uint64_t i = 0; i < WORDS; i++)
-		data[i] = word(block, i);
-}
-
-static bool right(const uint64_t *data, uint64_t block)
-{
-	for (uint64_t i = 0; i < WORDS; i++)
-		if (data[i] != word(block, i))
-			return false;
-	return true;
-}
 
 static struct kvp_key key_of(struct kvp_ns *ns, uint64_t block)
 {
@@ -75,7 +54,7 @@ static int64_t write_some(struct kvp_ns *ns, uint64_t from, uint64_t to)
 	for (int64_t i = 0; i < n; i++) {
 		uint64_t block = from + (uint64_t)i;
 
-		fill(blocks[i].data, block);
+		pattern_fill(blocks[i].data, WORDS, block);
 		items[i].key = key_of(ns, block);
 		items[i].parent = block % CHAIN ? key_of(ns, block - 1) : (struct kvp_key){{0, 0}};
 		items[i].block = &blocks[i];
@@ -165,7 +144,7 @@ static int64_t verify_chain(
 		if (i == got) {
 			found->missing++;
 			found->kept_missing += from + i >= limits[0] && from + i < limits[1];
-		} else if (right(views[i].data, from + i)) {
+		} else if (pattern_right(views[i].data, WORDS, from + i)) {
 			int node = node_of(views[i].data);
 
 			found->right++;

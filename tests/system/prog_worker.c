@@ -1,12 +1,22 @@
 /*
  * prog_worker.c - an engine made for being killed: finds, reads, checks and publishes blocks that name their key
  *
- * usage: prog_worker SOCKET NAMESPACE SEED SHARED_FILE
+ * usage: prog_worker [OPTION]... SOCKET NAMESPACE SEED SHARED_FILE
  *
- * Byte i of block k is (131 k + 7 i + 13 floor(i / 256)) mod 256, k from chain and depth.  Every byte of every view is
- * checked; a wrong one that the release does not tell to be void is counted and ends the program with status 99.
- * SHARED_FILE: struct totals, mapped by all workers and read by the driver.
+ *	-b BYTES   of a block, 20000
+ *	-o UID     whose namespace, its own
+ *	-m OCTAL   the namespace's mode when this one makes it, 0600; with others' write bits publishing copies
+ *	-p NAME    make it a child of the owner's namespace of this name: what lies there is found, and never written
+ *	-r         look up only
+ *	-t FILE    requests to repeat, from a random one on: a line is the ids of a prompt's blocks, "a-b" for a run of them;
+ *	           else chains are made up
+ *	-x         break what it may write: punch its blocks, cut and grow its session object; what it reads is its own affair
+ *
+ * Every byte of every view is checked; a wrong one that the release does not tell to be void is counted and ends the program
+ * with status 99; one that got no namespace ends with status 75.  SHARED_FILE: struct totals, mapped by all workers and read by the driver.
  */
+#include <ctype.h>
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -14,16 +24,40 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "kvpool.h"
+#include "pattern.h"
 
-#define BLOCK_BYTES 20000
-#define CHAINS 24
-#define DEPTH 24
+#define CHAINS 24u
+#define DEPTH 24u
+#define DEPTH_MAX 64u /* of a repeated request */
+#define EXTEND_MAX 4u
 
+/* As the driver reads it (host.py). */
 struct totals {
 	_Atomic uint64_t reads, wrong, lost, stored, exists, rejected, private_blocks, hits_ram, hits_spill, errors;
+	_Atomic uint64_t late_us; /* longest that a call took beyond its deadline */
+	_Atomic uint64_t publish_us; /* longest publish */
+	_Atomic uint64_t broken; /* times one broke what it may write */
+};
+
+struct worker {
+	struct totals *totals;
+	struct kvp_ns *ns;
+	const char *socket, *name, *parent, *trace;
+	uint64_t block_bytes, n_words, salt;
+	uint32_t owner, mode;
+	bool reads_only, breaks;
+	const char *requests, *at, *end; /* the file of -t */
+};
+
+struct request {
+	uint64_t ids[DEPTH_MAX];
+	struct kvp_key keys[DEPTH_MAX];
+	uint32_t n;
 };
 
 static uint64_t random_state;
@@ -37,161 +71,379 @@ static uint64_t random_next(void)
 	return x ^ x >> 31;
 }
 
-static uint8_t content(uint64_t block, uint64_t i)
+static void most(_Atomic uint64_t *counter, uint64_t value)
 {
-	return (uint8_t)(131 * block + 7 * i + 13 * (i / 256));
+	uint64_t seen = atomic_load(counter);
+
+	while (value > seen && !atomic_compare_exchange_weak(counter, &seen, value))
+		;
 }
 
-static void fill(uint8_t *data, uint64_t block)
+static void note_late(struct totals *totals, uint64_t deadline_ns)
 {
-	for (uint64_t i = 0; i < BLOCK_BYTES; i++)
-		data[i] = content(block, i);
+	uint64_t now = kvp_deadline_ms(0);
+
+	if (now > deadline_ns)
+		most(&totals->late_us, (now - deadline_ns) / 1000);
 }
 
-static bool right(const uint8_t *data, uint64_t block)
+/* Content is of a name and its owner, so that another tenant's block of the same id is a wrong one; a child has its
+   parent's, for it finds the parent's blocks. */
+static uint64_t salt_of(const char *name, uint32_t owner, uint64_t block_bytes)
 {
-	for (uint64_t i = 0; i < BLOCK_BYTES; i++)
-		if (data[i] != content(block, i))
-			return false;
-	return true;
+	uint64_t salt = 0xcbf29ce484222325ull ^ owner ^ block_bytes << 32; /* FNV-1a */
+
+	for (; *name; name++)
+		salt = (salt ^ (uint8_t)*name) * 0x100000001b3ull;
+	return salt;
 }
 
-static void chain_keys(struct kvp_ns *ns, uint32_t chain, struct kvp_key *keys)
-{
-	for (uint32_t depth = 0; depth < DEPTH; depth++) {
-		uint32_t name[2] = {chain, depth};
+/* ---- requests ---- */
 
-		if (kvp_hash_bytes(ns, name, sizeof(name), &keys[depth]) < 0)
-			abort();
+static void request_add(struct request *request, uint64_t id)
+{
+	if (request->n < DEPTH_MAX)
+		request->ids[request->n++] = id;
+}
+
+/* A few chains are asked for far more often than the others. */
+static void request_made_up(struct request *request)
+{
+	uint64_t chain = random_next() % (random_next() % 2 ? 4 : CHAINS);
+
+	for (uint64_t depth = 0; depth < DEPTH; depth++)
+		request_add(request, chain * DEPTH + depth);
+}
+
+static uint64_t number(const char **at, const char *end)
+{
+	uint64_t n = 0;
+
+	while (*at < end && isdigit((unsigned char)**at))
+		n = n * 10 + (uint64_t)(*(*at)++ - '0');
+	return n;
+}
+
+static void request_repeated(struct worker *w, struct request *request)
+{
+	if (w->at == w->end)
+		w->at = w->requests;
+	while (w->at < w->end && *w->at != '\n') {
+		uint64_t from = number(&w->at, w->end), to = from;
+
+		if (w->at < w->end && *w->at == '-') {
+			w->at++;
+			to = number(&w->at, w->end);
+		}
+		for (uint64_t id = from; id <= to && request->n < DEPTH_MAX; id++)
+			request_add(request, id);
+		while (w->at < w->end && *w->at != '\n' && !isdigit((unsigned char)*w->at))
+			w->at++;
 	}
+	w->at += w->at < w->end;
+}
+
+static void request_next(struct worker *w, struct request *request)
+{
+	request->n = 0;
+	if (w->requests)
+		request_repeated(w, request);
+	else
+		request_made_up(request);
+	for (uint32_t i = 0; i < request->n; i++)
+		if (kvp_hash_bytes(w->ns, &request->ids[i], sizeof(request->ids[i]), &request->keys[i]) < 0)
+			abort();
+}
+
+static int requests_open(struct worker *w)
+{
+	struct stat st;
+	int fd = open(w->trace, O_RDONLY | O_CLOEXEC);
+	void *map;
+
+	if (fd < 0 || fstat(fd, &st) < 0 || !st.st_size)
+		return -1;
+	map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+	close(fd);
+	if (map == MAP_FAILED)
+		return -1;
+	w->requests = map;
+	w->end = w->requests + st.st_size;
+	w->at = w->requests + random_next() % (uint64_t)st.st_size;
+	while (w->at < w->end && *w->at != '\n')
+		w->at++;
+	w->at += w->at < w->end;
+	return 0;
+}
+
+/* ---- reading and writing ---- */
+
+static bool right(const struct worker *w, const void *data, uint64_t id)
+{
+	return pattern_right(data, w->n_words, w->salt + id);
+}
+
+static void wrong(const struct worker *w, uint64_t n, const char *what, uint64_t id)
+{
+	atomic_fetch_add(&w->totals->wrong, n);
+	fprintf(stderr, "prog_worker: wrong bytes: %s, %s id %llu\n", what, w->name, (unsigned long long)id);
+	_exit(99);
 }
 
 /* Check what is held, let go, and only then judge: a lost hold makes what was read void. */
-static void check_and_release(struct totals *totals, uint32_t chain, struct kvp_view *views, uint32_t n)
+static void check_and_release(struct worker *w, const struct request *request, struct kvp_view *views, uint32_t n)
 {
-	uint32_t n_wrong = 0;
+	struct totals *totals = w->totals;
+	uint32_t n_wrong = 0, first = 0;
 
 	for (uint32_t i = 0; i < n; i++) {
-		n_wrong += !right(views[i].data, chain * DEPTH + i);
+		if (!right(w, views[i].data, request->ids[i]) && !n_wrong++)
+			first = i;
 		atomic_fetch_add(views[i].hit == KVP_HIT_SPILL ? &totals->hits_spill : &totals->hits_ram, 1);
 	}
 	atomic_fetch_add(&totals->reads, n);
-	if (kvp_release(views, n) > 0) {
+	if (kvp_release(views, n) > 0)
 		atomic_fetch_add(&totals->lost, 1);
-		return;
-	}
-	if (n_wrong) {
-		atomic_fetch_add(&totals->wrong, n_wrong);
-		fprintf(stderr, "prog_worker: %u of %u blocks of chain %u are wrong\n", n_wrong, n, chain);
-		_exit(99);
-	}
+	else if (n_wrong && !w->breaks)
+		wrong(w, n_wrong, "found", request->ids[first]);
 }
 
-static void extend(struct totals *totals, struct kvp_ns *ns, const struct kvp_key *keys, uint32_t chain, uint32_t from)
+/* What a hostile writer can do to memory that is its own to write. */
+static void break_something(const struct worker *w, const struct kvp_block_ref *block)
 {
-	struct kvp_block_ref blocks[4];
-	struct kvp_publish_item items[4];
-	struct kvp_view views[4];
-	uint8_t results[4] = {0};
-	uint32_t want = 1 + (uint32_t)(random_next() % 4), n = 0;
-	int64_t got;
+	struct dirent *entry;
+	DIR *dir;
 
-	memset(blocks, 0, sizeof(blocks));
+	atomic_fetch_add(&w->totals->broken, 1);
+	if (random_next() % 2) {
+		madvise(block->data, w->block_bytes, MADV_REMOVE);
+		return;
+	}
+	dir = opendir("/proc/self/fd");
+	while (dir && (entry = readdir(dir))) {
+		char link[64], path[256] = "";
+		int fd = atoi(entry->d_name);
+
+		snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+		if (readlink(link, path, sizeof(path) - 1) > 0 && strstr(path, "/kvp-"))
+			(void)!ftruncate(fd, random_next() % 2 ? 0 : 1 << 30);
+	}
+	if (dir)
+		closedir(dir);
+}
+
+static void judge_published(struct worker *w, uint8_t result, const struct kvp_view *view, uint64_t id)
+{
+	struct totals *totals = w->totals;
+
+	atomic_fetch_add(result == KVP_PUB_STORED   ? &totals->stored
+			 : result == KVP_PUB_EXISTS ? &totals->exists
+						    : &totals->rejected,
+		1);
+	if (view->data && !w->breaks && !right(w, view->data, id) && !kvp_lost(view, 1))
+		wrong(w, 1, "just published", id);
+}
+
+static void publish(
+	struct worker *w, const struct request *request, uint32_t from, struct kvp_block_ref *blocks, uint32_t n)
+{
+	struct kvp_publish_item items[EXTEND_MAX];
+	struct kvp_view views[EXTEND_MAX];
+	uint8_t results[EXTEND_MAX] = {0};
+	uint64_t start = kvp_deadline_ms(0);
+
 	memset(items, 0, sizeof(items));
 	memset(views, 0, sizeof(views));
-	if (from + want > DEPTH)
-		want = DEPTH - from;
-	if (!want)
-		return;
-	got = kvp_reserve(ns, want, random_next() % 8 ? 0 : KVP_PRIVATE, kvp_deadline_ms(20), blocks);
-	if (got < 0) {
-		atomic_fetch_add(&totals->errors, 1);
-		return;
-	}
-	for (; n < (uint32_t)got; n++) {
-		fill(blocks[n].data, chain * DEPTH + from + n);
-		atomic_fetch_add(&totals->private_blocks, blocks[n].is_private);
-		items[n].key = keys[from + n];
-		items[n].parent = from + n ? keys[from + n - 1] : (struct kvp_key){{0, 0}};
-		items[n].block = &blocks[n];
-		items[n].used_tokens = 1;
-		items[n].used_bytes = BLOCK_BYTES;
-		items[n].view = &views[n];
-	}
-	if (random_next() % 16 && n)
-		kvp_publish(ns, items, n, results);
 	for (uint32_t i = 0; i < n; i++) {
-		atomic_fetch_add(results[i] == KVP_PUB_STORED	? &totals->stored
-				 : results[i] == KVP_PUB_EXISTS ? &totals->exists
-								: &totals->rejected,
-			1);
-		if (!views[i].data)
-			continue;
-		if (!right(views[i].data, chain * DEPTH + from + i) && !kvp_lost(&views[i], 1)) {
-			atomic_fetch_add(&totals->wrong, 1);
-			fprintf(stderr, "prog_worker: a block just published is wrong\n");
-			_exit(99);
-		}
+		items[i].key = request->keys[from + i];
+		items[i].parent = from + i ? request->keys[from + i - 1] : (struct kvp_key){{0, 0}};
+		items[i].block = &blocks[i];
+		items[i].used_tokens = 1;
+		items[i].used_bytes = w->block_bytes;
+		items[i].view = &views[i];
 	}
+	kvp_publish(w->ns, items, n, results);
+	most(&w->totals->publish_us, (kvp_deadline_ms(0) - start) / 1000);
+	for (uint32_t i = 0; i < n; i++)
+		judge_published(w, results[i], &views[i], request->ids[from + i]);
 	kvp_release(views, n);
-	kvp_abandon(blocks, n);
 }
 
-static void work(struct totals *totals, struct kvp_ns *ns)
+static void extend(struct worker *w, const struct request *request, uint32_t from)
 {
-	struct kvp_key keys[DEPTH];
-	struct kvp_view views[DEPTH];
+	struct kvp_block_ref blocks[EXTEND_MAX];
+	uint32_t want = 1 + (uint32_t)(random_next() % EXTEND_MAX);
+	uint64_t deadline = kvp_deadline_ms(20);
+	int64_t n;
+
+	if (from + want > request->n)
+		want = request->n - from;
+	if (!want || w->reads_only)
+		return;
+	memset(blocks, 0, sizeof(blocks));
+	n = kvp_reserve(w->ns, want, random_next() % 8 ? 0 : KVP_PRIVATE, deadline, blocks);
+	note_late(w->totals, deadline);
+	if (n < 0) {
+		atomic_fetch_add(&w->totals->errors, 1);
+		fprintf(stderr, "prog_worker: reserve: %s\n", kvp_error(NULL));
+		return;
+	}
+	for (uint32_t i = 0; i < (uint32_t)n; i++) {
+		pattern_fill(blocks[i].data, w->n_words, w->salt + request->ids[from + i]);
+		atomic_fetch_add(&w->totals->private_blocks, blocks[i].is_private);
+	}
+	if (w->breaks && n && random_next() % 16 == 0)
+		break_something(w, &blocks[0]);
+	if (random_next() % 16 && n)
+		publish(w, request, from, blocks, (uint32_t)n);
+	kvp_abandon(blocks, (uint32_t)n);
+}
+
+/* What engines also do: none of it may make a later read wrong. */
+static void by_the_way(struct worker *w, const struct request *request)
+{
+	switch (random_next() % 64) {
+	case 0:
+		kvp_prefetch(w->ns, request->keys, request->n);
+		break;
+	case 1:
+		kvp_touch(w->ns, request->keys, request->n);
+		break;
+	case 2:
+		if (!w->reads_only)
+			kvp_delete(w->ns, &request->keys[request->n / 2], 1, kvp_deadline_ms(5));
+		break;
+	case 3:
+		if (w->owner == geteuid() && random_next() % 64 == 0)
+			kvp_clear(w->ns, kvp_deadline_ms(20));
+		break;
+	default:
+		break;
+	}
+}
+
+static void work(struct worker *w)
+{
+	struct kvp_view views[DEPTH_MAX];
+	struct request request;
 
 	for (;;) {
-		/* a few chains are asked for far more often than the others */
-		uint32_t chain = (uint32_t)(random_next() % (random_next() % 2 ? 4 : CHAINS));
 		uint64_t wait_ms = random_next() % 3 ? 0 : random_next() % 50;
+		uint64_t deadline = wait_ms ? kvp_deadline_ms((uint32_t)wait_ms) : 0;
+		uint64_t start = kvp_deadline_ms(0);
 		int64_t n;
 
-		chain_keys(ns, chain, keys);
+		request_next(w, &request);
+		if (!request.n)
+			continue;
 		memset(views, 0, sizeof(views));
-		n = kvp_acquire(ns, keys, DEPTH, 0, wait_ms ? kvp_deadline_ms((uint32_t)wait_ms) : 0, views);
+		n = kvp_acquire(w->ns, request.keys, request.n, 0, deadline, views);
+		note_late(w->totals, deadline ? deadline : start);
 		if (n < 0) {
-			atomic_fetch_add(&totals->errors, 1);
+			atomic_fetch_add(&w->totals->errors, 1);
+			fprintf(stderr, "prog_worker: acquire: %s\n", kvp_error(NULL));
 			usleep(1000);
 			continue;
 		}
 		if (random_next() % 32 == 0)
 			usleep((useconds_t)(random_next() % 20000)); /* hold them for a while */
-		check_and_release(totals, chain, views, (uint32_t)n);
-		extend(totals, ns, keys, chain, (uint32_t)n);
+		check_and_release(w, &request, views, (uint32_t)n);
+		extend(w, &request, (uint32_t)n);
+		by_the_way(w, &request);
 	}
+}
+
+/* ---- its place ---- */
+
+static int open_ns(const struct worker *w, struct kvp_client *client, const char *name, struct kvp_ns *base, bool ro,
+	struct kvp_ns **ns)
+{
+	struct kvp_desc desc;
+	struct kvp_ns_opts opts = {.size = sizeof(opts),
+		.flags = ro ? KVP_NS_READONLY : 0,
+		.name = name,
+		.desc = &desc,
+		.owner_uid = w->owner,
+		.mode = w->mode,
+		.base = base};
+
+	kvp_desc_init(&desc, KVP_LAYOUT_OPAQUE, 1, 0, 0, 0, 0);
+	desc.block_bytes = w->block_bytes;
+	desc.hash_scheme = 2;
+	snprintf(desc.engine, sizeof(desc.engine), "prog_worker/1");
+	return kvp_ns_open(client, &opts, ns);
+}
+
+static int settle(struct worker *w)
+{
+	struct kvp_open_opts opts = {.size = sizeof(opts), .socket = w->socket, .comm = "prog_worker"};
+	struct kvp_client *client;
+	struct kvp_ns *base = NULL;
+	struct worker child = *w;
+
+	if (w->trace && requests_open(w) < 0) {
+		fprintf(stderr, "prog_worker: no requests in %s\n", w->trace);
+		return -1;
+	}
+	w->salt = salt_of(w->parent ? w->parent : w->name, w->owner, w->block_bytes);
+	child.owner = w->parent ? geteuid() : w->owner;
+	if (kvp_open(&opts, &client) < 0 ||
+		(w->parent && open_ns(w, client, w->parent, NULL, w->owner != geteuid(), &base) < 0) ||
+		open_ns(&child, client, w->name, base, w->reads_only, &w->ns) < 0) {
+		fprintf(stderr, "prog_worker: %s: %s\n", w->name, kvp_error(NULL));
+		return -1;
+	}
+	w->owner = child.owner;
+	return 0;
+}
+
+static int options(struct worker *w, int argc, char **argv)
+{
+	int c;
+
+	while ((c = getopt(argc, argv, "b:o:m:p:rt:x")) >= 0) {
+		if (c == 'b')
+			w->block_bytes = strtoull(optarg, NULL, 10);
+		else if (c == 'o')
+			w->owner = (uint32_t)strtoul(optarg, NULL, 10);
+		else if (c == 'm')
+			w->mode = (uint32_t)strtoul(optarg, NULL, 8);
+		else if (c == 'p')
+			w->parent = optarg;
+		else if (c == 'r')
+			w->reads_only = true;
+		else if (c == 't')
+			w->trace = optarg;
+		else if (c == 'x')
+			w->breaks = true;
+		else
+			return -1;
+	}
+	w->n_words = w->block_bytes / 8;
+	return argc - optind == 4 && w->block_bytes % 8 == 0 ? 0 : -1;
 }
 
 int main(int argc, char **argv)
 {
-	struct kvp_open_opts opts = {.size = sizeof(opts), .comm = "prog_worker"};
-	struct kvp_desc desc;
-	struct kvp_ns_opts ns_opts = {.size = sizeof(ns_opts), .desc = &desc, .owner_uid = KVP_UID_SELF};
-	struct kvp_client *client;
-	struct totals *totals;
-	struct kvp_ns *ns;
+	struct worker w = {.block_bytes = 20000, .owner = geteuid(), .mode = 0600};
 	int fd;
 
-	if (argc != 5) {
-		fprintf(stderr, "usage: prog_worker SOCKET NAMESPACE SEED SHARED_FILE\n");
+	if (options(&w, argc, argv) < 0) {
+		fprintf(stderr, "usage: prog_worker [OPTION]... SOCKET NAMESPACE SEED SHARED_FILE\n");
 		return 2;
 	}
-	fd = open(argv[4], O_RDWR | O_CLOEXEC);
-	totals = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof(*totals), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (totals == MAP_FAILED)
+	argv += optind;
+	fd = open(argv[3], O_RDWR | O_CLOEXEC);
+	w.totals = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof(*w.totals), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (w.totals == MAP_FAILED)
 		return 2;
-	random_state = strtoull(argv[3], NULL, 10);
-	opts.socket = argv[1];
-	ns_opts.name = argv[2];
-	kvp_desc_init(&desc, KVP_LAYOUT_OPAQUE, 1, 0, 0, 0, 0);
-	desc.block_bytes = BLOCK_BYTES;
-	desc.hash_scheme = 2;
-	snprintf(desc.engine, sizeof(desc.engine), "prog_worker/1");
-	if (kvp_open(&opts, &client) < 0 || kvp_ns_open(client, &ns_opts, &ns) < 0) {
-		fprintf(stderr, "prog_worker: %s\n", kvp_error(NULL));
-		return 1;
-	}
-	work(totals, ns);
+	if (w.breaks)
+		setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0}); /* its SIGBUS is no news */
+	w.socket = argv[0];
+	w.name = argv[1];
+	random_state = strtoull(argv[2], NULL, 10);
+	if (settle(&w) < 0)
+		return 75; /* EX_TEMPFAIL: there may be room later */
+	work(&w);
 	return 0;
 }
