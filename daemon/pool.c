@@ -1,5 +1,6 @@
 /* pool.c - see pool.h */
 #include "pool.h"
+#include "pool_stats.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -124,17 +125,6 @@ static int pool_file_write(struct pool *pool)
 	return pwrite(pool->file_fd, text, strlen(text), 0) == (ssize_t)strlen(text) ? 0 : -EIO;
 }
 
-static uint64_t stats_bytes(uint32_t max_places)
-{
-	uint64_t bytes = sizeof(struct kvp_stats);
-
-	bytes = (bytes + 63) & ~63ull;
-	bytes += KVP_STATS_NS_MAX * sizeof(struct kvp_ns_row) +
-		 KVP_STATS_SESSIONS_MAX * sizeof(struct kvp_session_row) + max_places * sizeof(struct kvp_slab_row) +
-		 sizeof(struct kvp_curve);
-	return (bytes + KVP_PAGE - 1) & ~(uint64_t)(KVP_PAGE - 1);
-}
-
 static void pool_stats_parts(struct pool *pool)
 {
 	pool->ns_rows = (struct kvp_ns_row *)(void *)((char *)pool->stats + pool->stats->ns_off);
@@ -200,30 +190,6 @@ static void pool_header_fill(struct pool *pool, const struct config *config)
 	header->magic = KVP_MAGIC_HEADER;
 }
 
-static void pool_stats_fill(struct pool *pool)
-{
-	struct kvp_stats *stats = pool->stats;
-	uint32_t off = (sizeof(struct kvp_stats) + 63) & ~63u;
-
-	stats->layout_major = KVP_LAYOUT_MAJOR;
-	stats->layout_minor = KVP_LAYOUT_MINOR;
-	stats->endian = KVP_ENDIAN;
-	memcpy(stats->uuid, pool->uuid, 16);
-	stats->object_bytes = stats_bytes(pool->header->max_places);
-	stats->counters_bytes = sizeof(struct kvp_counters);
-	stats->ns_row_bytes = sizeof(struct kvp_ns_row);
-	stats->session_row_bytes = sizeof(struct kvp_session_row);
-	stats->slab_row_bytes = sizeof(struct kvp_slab_row);
-	stats->max_places = pool->header->max_places;
-	stats->ns_off = off;
-	stats->session_off = stats->ns_off + KVP_STATS_NS_MAX * (uint32_t)sizeof(struct kvp_ns_row);
-	stats->slab_off = stats->session_off + KVP_STATS_SESSIONS_MAX * (uint32_t)sizeof(struct kvp_session_row);
-	stats->curve_off = stats->slab_off + stats->max_places * (uint32_t)sizeof(struct kvp_slab_row);
-	stats->curve_bytes = sizeof(struct kvp_curve);
-	atomic_store(&stats->next_number, 1);
-	stats->magic = KVP_MAGIC_STATS;
-}
-
 static bool pool_header_fits(const struct kvp_pool_header *header, const struct pool *pool, char message[256])
 {
 	if (header->magic != KVP_MAGIC_HEADER || header->endian != KVP_ENDIAN || memcmp(header->uuid, pool->uuid, 16)) {
@@ -238,31 +204,24 @@ static bool pool_header_fits(const struct kvp_pool_header *header, const struct 
 	return true;
 }
 
-static bool pool_stats_fit(const struct kvp_stats *stats, const struct pool *pool)
-{
-	return stats->magic == KVP_MAGIC_STATS && stats->layout_major == KVP_LAYOUT_MAJOR &&
-	       stats->endian == KVP_ENDIAN && !memcmp(stats->uuid, pool->uuid, 16) &&
-	       stats->counters_bytes == sizeof(struct kvp_counters) &&
-	       stats->ns_row_bytes == sizeof(struct kvp_ns_row) &&
-	       stats->session_row_bytes == sizeof(struct kvp_session_row) &&
-	       stats->slab_row_bytes == sizeof(struct kvp_slab_row) && stats->curve_off &&
-	       stats->curve_bytes == sizeof(struct kvp_curve) && stats->max_places == pool->header->max_places &&
-	       stats->object_bytes == stats_bytes(stats->max_places);
-}
-
 /* Objects of an earlier daemon: map them if they fit. Return: 0; -errno with the reason in @message. */
 static int pool_adopt(struct pool *pool, char message[256])
 {
+	int r;
+
 	pool->header = pool_object(pool, "header", KVP_PAGE, false, &pool->header_fd, message);
 	if (!pool->header)
 		return -ENOENT;
 	if (!pool_header_fits(pool->header, pool, message))
 		return -EPROTO;
+	r = pool_stats_renew(pool, message);
+	if (r < 0)
+		return r;
 	pool->stats =
-		pool_object(pool, "stats", stats_bytes(pool->header->max_places), false, &pool->stats_fd, message);
+		pool_object(pool, "stats", pool_stats_bytes(pool->header->max_places), false, &pool->stats_fd, message);
 	if (!pool->stats)
 		return -ENOENT;
-	if (!pool_stats_fit(pool->stats, pool)) {
+	if (!pool_stats_fit(pool->stats, pool->uuid, pool->header->max_places)) {
 		snprintf(message, 256, "its stats object does not fit this kvpoold");
 		return -EPROTO;
 	}
@@ -279,7 +238,7 @@ static void pool_unmap(struct pool *pool)
 		close(pool->header_fd);
 	}
 	if (pool->stats) {
-		munmap(pool->stats, stats_bytes(pool->stats->max_places));
+		munmap(pool->stats, pool_stats_bytes(pool->stats->max_places));
 		close(pool->stats_fd);
 	}
 	pool->header = NULL;
@@ -302,10 +261,11 @@ static int pool_make(struct pool *pool, const struct config *config, char messag
 	/* an engine that compares epochs must not take a new pool for the old one: each begins somewhere else */
 	randombytes_buf(&epoch, sizeof(epoch));
 	atomic_store(&pool->header->epoch, (epoch & EPOCH_FIRST_MASK) + EPOCH_STARTS);
-	pool->stats = pool_object(pool, "stats", stats_bytes(pool->header->max_places), true, &pool->stats_fd, message);
+	pool->stats =
+		pool_object(pool, "stats", pool_stats_bytes(pool->header->max_places), true, &pool->stats_fd, message);
 	if (!pool->stats)
 		return -ENOSPC;
-	pool_stats_fill(pool);
+	pool_stats_fill(pool->stats, pool->uuid, pool->header->max_places);
 	pool_stats_parts(pool);
 	return 0;
 }

@@ -1,0 +1,200 @@
+/*
+ * test_upgrade.c - a kvpoold of another minor version takes over what the one before left in memory
+ *
+ * The other one is made of the stats object it would have left: with counters more, or fewer, and so with all rows elsewhere.
+ *
+ * kvpool-test: parallel
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "wire.h"
+
+#define BLOCK 20000u
+#define N 40u
+
+struct fixture {
+	struct host host;
+	struct wire w;
+	struct wire_ns ns;
+};
+
+static int setup(void **state)
+{
+	struct fixture *f = calloc(1, sizeof(*f));
+
+	assert_non_null(f);
+	assert_int_equal(host_open(&f->host, geteuid()), 0);
+	assert_int_equal(
+		host_start(&f->host, (const char *[]){"--pool", "4M", "--slab", "1M", "--spill", "off", NULL}), 0);
+	assert_int_equal(wire_open(&f->w, f->host.socket), 0);
+	assert_int_equal(wire_join(&f->w, &f->ns, "m", BLOCK), 0);
+	for (uint64_t k = 0; k < N; k++) {
+		struct kvp_key key = wire_key(k);
+
+		assert_int_equal(wire_put(&f->ns, &key, NULL, k, 2000), KVP_PUB_STORED);
+	}
+	*state = f;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct fixture *f = *state;
+	bool good = host_alive(&f->host) && host_conserves(&f->host);
+
+	wire_leave(&f->ns);
+	wire_close(&f->w);
+	host_close(&f->host);
+	free(f);
+	return good ? 0 : -1;
+}
+
+static void rows_move(char *to, uint32_t to_bytes, const char *from, uint32_t from_bytes, uint32_t n, uint32_t n_kept)
+{
+	for (uint32_t i = 0; i < n; i++)
+		memcpy(to + (size_t)to_bytes * i, from + (size_t)from_bytes * i, n_kept);
+}
+
+/* The stats object as a kvpoold with @more counters, of the pool and of each namespace, has it: noise in them. */
+static void stats_of_another_minor(const struct host *host, int more)
+{
+	const struct kvp_stats *now = host->stats;
+	uint32_t ns_bytes = (uint32_t)((int)now->ns_row_bytes + 8 * more), least;
+	size_t head = (sizeof(*now) + (size_t)(8 * more) + 63) & ~(size_t)63;
+	size_t ns_off = head, session_off = ns_off + (size_t)ns_bytes * KVP_STATS_NS_MAX;
+	size_t slab_off = session_off + (size_t)now->session_row_bytes * KVP_STATS_SESSIONS_MAX;
+	size_t bytes = (slab_off + (size_t)now->slab_row_bytes * now->max_places + 4095) & ~(size_t)4095;
+	const char *from = (const char *)now;
+	char *to = malloc(bytes), path[160];
+	struct kvp_stats *other = (void *)to;
+	int fd;
+
+	assert_non_null(to);
+	memset(to, 0x5a, bytes);
+	memcpy(to, from, offsetof(struct kvp_stats, counters));
+	other->layout_minor = (uint16_t)(now->layout_minor + 1);
+	other->object_bytes = bytes;
+	other->counters_bytes = (uint32_t)((int)now->counters_bytes + 8 * more);
+	other->ns_row_bytes = ns_bytes;
+	other->ns_off = (uint32_t)ns_off;
+	other->session_off = (uint32_t)session_off;
+	other->slab_off = (uint32_t)slab_off;
+	memset(to + ns_off, 0, bytes - ns_off);
+	least = ns_bytes < now->ns_row_bytes ? ns_bytes : now->ns_row_bytes;
+	rows_move(to + ns_off, ns_bytes, from + now->ns_off, now->ns_row_bytes, KVP_STATS_NS_MAX, least);
+	memcpy(to + session_off, from + now->session_off, slab_off - session_off);
+	memcpy(to + slab_off, from + now->slab_off, (size_t)now->slab_row_bytes * now->max_places);
+	host_object(host, path, "stats");
+	fd = open(path, O_WRONLY | O_TRUNC);
+	assert_true(fd >= 0);
+	assert_int_equal(write(fd, to, bytes), bytes);
+	close(fd);
+	free(to);
+}
+
+/* Blocks, a hold and a session that was there all the time. */
+static void goes_on_after(struct fixture *f, int more)
+{
+	struct kvp_key key = wire_key(7);
+	struct wire_pinned pinned;
+	uint8_t uuid[16];
+	char path[160];
+	struct stat st;
+
+	memcpy(uuid, f->host.uuid, 16);
+	assert_int_equal(wire_pin(&f->ns, &key, &pinned), 1);
+	host_kill(&f->host);
+	stats_of_another_minor(&f->host, more);
+	assert_int_equal(host_start(&f->host, NULL), 0);
+	assert_memory_equal(uuid, f->host.uuid, 16);
+	assert_true(host_logged(&f->host, "had other counters than this one", 0));
+	assert_int_equal(f->host.stats->counters_bytes, sizeof(struct kvp_counters));
+	assert_int_equal(atomic_load(&f->host.stats->counters.sessions), 1);
+	assert_int_equal(atomic_load(&host_ns_row(&f->host, f->ns.id)->counters.published), N);
+	assert_int_equal(atomic_load(&host_ns_row(&f->host, f->ns.id)->counters.lookups), 0);
+	assert_true(wire_right(pinned.data, pinned.used_bytes, 7));
+	wire_unpin(&f->ns, &pinned);
+	for (uint64_t k = 0; k < N; k++) {
+		key = wire_key(k);
+		assert_int_equal(wire_pin(&f->ns, &key, &pinned), 1);
+		assert_true(wire_right(pinned.data, pinned.used_bytes, k));
+		wire_unpin(&f->ns, &pinned);
+	}
+	host_object(&f->host, path, "stats-next");
+	assert_int_equal(stat(path, &st), -1);
+}
+
+static void blocks_and_sessions_of_a_kvpoold_with_more_counters_are_taken_over(void **state)
+{
+	goes_on_after(*state, 3);
+}
+
+static void blocks_and_sessions_of_a_kvpoold_with_fewer_counters_are_taken_over(void **state)
+{
+	goes_on_after(*state, -3);
+}
+
+static void a_half_made_object_of_a_killed_upgrade_is_no_obstacle(void **state)
+{
+	struct fixture *f = *state;
+	char path[160];
+	int fd;
+
+	host_object(&f->host, path, "stats-next");
+	fd = open(path, O_WRONLY | O_CREAT, 0600);
+	assert_true(fd >= 0);
+	assert_int_equal(ftruncate(fd, 100), 0);
+	close(fd);
+	goes_on_after(f, 1);
+}
+
+/* Rows that would lie outside the object are those of no kvpoold: the pool is begun anew, and nothing is read out of bounds. */
+static void senseless_sizes_are_not_followed(void **state)
+{
+	struct fixture *f = *state;
+	const uint32_t off = 0x7ffffff8;
+	char path[160];
+	int fd;
+
+	wire_leave(&f->ns);
+	wire_close(&f->w);
+	host_kill(&f->host);
+	stats_of_another_minor(&f->host, 2);
+	host_object(&f->host, path, "stats");
+	fd = open(path, O_WRONLY);
+	assert_int_equal(pwrite(fd, &off, 4, offsetof(struct kvp_stats, session_off)), 4);
+	close(fd);
+	assert_int_equal(host_start(&f->host, NULL), 0);
+	assert_true(host_logged(&f->host, "of an earlier daemon is dropped", 0));
+	assert_int_equal(wire_open(&f->w, f->host.socket), 0);
+	assert_int_equal(wire_join(&f->w, &f->ns, "m", BLOCK), 0);
+}
+
+#define WITH_BLOCKS(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		WITH_BLOCKS(blocks_and_sessions_of_a_kvpoold_with_more_counters_are_taken_over),
+		WITH_BLOCKS(blocks_and_sessions_of_a_kvpoold_with_fewer_counters_are_taken_over),
+		WITH_BLOCKS(a_half_made_object_of_a_killed_upgrade_is_no_obstacle),
+		WITH_BLOCKS(senseless_sizes_are_not_followed),
+	};
+
+	if (argc > 1)
+		cmocka_set_test_filter(argv[1]);
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
