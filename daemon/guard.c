@@ -1,5 +1,6 @@
 /* guard.c - see guard.h.  The handler uses nothing but the table and mmap(), both safe in it. */
 #include "guard.h"
+#include "crash.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -20,7 +21,6 @@ static void guard_on_sigbus(int sig, siginfo_t *info, void *context)
 {
 	uintptr_t at = (uintptr_t)info->si_addr;
 
-	(void)context;
 	for (int i = 0; i < GUARDS_MAX; i++) {
 		uintptr_t addr = atomic_load_explicit(&guards[i].addr, memory_order_acquire);
 		size_t len = atomic_load_explicit(&guards[i].len, memory_order_relaxed);
@@ -34,8 +34,7 @@ static void guard_on_sigbus(int sig, siginfo_t *info, void *context)
 		atomic_store(&guards[i].condemned, true);
 		return;
 	}
-	signal(sig, SIG_DFL);
-	raise(sig);
+	crash_on_signal(sig, info, context);
 }
 
 int guard_init(void)

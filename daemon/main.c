@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "block.h"
+#include "crash.h"
 #include "daemon.h"
 #include "guard.h"
 #include "log.h"
@@ -201,6 +202,9 @@ static int daemon_start(struct daemon *d, char message[256])
 	r = pool_open(&d->pool, &d->config, message);
 	if (r < 0)
 		return r;
+	crash_attach(d->pool.header);
+	if (d->pool.found && atomic_load(&d->pool.before.state) != KVP_DAEMON_STOPPED)
+		crash_tell_last(d->pool.header, d->pool.before.daemon_pid);
 	daemon_tell_rest(&d->pool, &d->config);
 	atomic_store(&d->pool.header->tick, (uint32_t)(loop_now() / BEAT_NS));
 	d->old_io = d->pool.found && pool_old_io(&d->pool);
@@ -249,6 +253,7 @@ static void daemon_stop(struct daemon *d)
 		log_info("stopped: %" PRIu64 " bytes of shared memory with %" PRIu64
 			 " blocks stay for the next start; kvctl purge --name %s frees them",
 			kept, blocks, d->config.name);
+	crash_attach(NULL);
 	pool_close(&d->pool);
 	topology_close(d->topology);
 	free(d->tier);
@@ -316,7 +321,7 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	daemon_log_level(&d.config);
-	if (sodium_init() < 0 || guard_init() < 0) {
+	if (sodium_init() < 0 || crash_init() < 0 || guard_init() < 0) {
 		log_err("cannot initialise: no random numbers, or no signal handlers");
 		return EXIT_FAILURE;
 	}

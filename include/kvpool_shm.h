@@ -92,6 +92,29 @@ struct kvp_pool_header {
 #define KVP_TICK_MS 16
 
 /*
+ * What a kvpoold that crashed (a signal of its own making; SIGKILL leaves nothing) could still say, in the header's page
+ * behind the header.  It stays when the next one starts, until another crashes.  Offsets in the program only: no address
+ * of memory, for clients see this page.
+ */
+#define KVP_CRASH_OFF 2048
+#define KVP_CRASH_FRAMES 24
+#define KVP_BUILD_ID_MAX 20
+struct kvp_crash {
+	_Atomic uint64_t epoch; /* of the daemon that crashed; 0: none did; stored last */
+	uint64_t when_s; /* since 1970 */
+	int32_t signal;
+	int32_t pid;
+	uint32_t n_frames;
+	uint32_t build_id_bytes;
+	uint8_t build_id[KVP_BUILD_ID_MAX];
+	uint32_t near_null; /* 1: it touched the first page of memory */
+	uint64_t frames
+		[KVP_CRASH_FRAMES]; /* return addresses, innermost first, from the program's first byte; UINT64_MAX: a library's */
+};
+static_assert(KVP_CRASH_OFF + sizeof(struct kvp_crash) <= KVP_PAGE, "one page");
+static_assert(sizeof(struct kvp_pool_header) <= KVP_CRASH_OFF, "before it");
+
+/*
  * The usual slab where the operator names none.  Memory moves between namespaces in slabs, and one that has blocks has at
  * least one: so 256 of them, which is max-namespaces, but none under 2 MiB (a huge page; its pins fill one page).  More
  * than 64 MiB only where there would be more than 4096: descriptors and maps (65 530 a process) run out.  The pool is

@@ -39,5 +39,6 @@ int resize_command(int argc, char **argv);
 int plan_command(int argc, char **argv);
 int store_command(int argc, char **argv);
 int bench_command(int argc, char **argv);
+int bundle_command(int argc, char **argv);
 
 #endif

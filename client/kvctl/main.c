@@ -25,10 +25,11 @@ struct command {
 #define JSON_HELP "  --json          for programs\n"
 
 static const struct command commands[] = {
-	{"stats", stats_command, "[--json] [--watch [SECONDS]] [--more SIZE]",
+	{"stats", stats_command, "[--json] [--watch [SECONDS]] [--more SIZE] [--post-mortem]",
 		"all counters, also with the daemon hung or dead",
 		POOL_HELP JSON_HELP "  --watch [S]     again every S seconds (1)\n"
-				    "  --more SIZE     what would so much more memory buy? (as much again)\n"},
+				    "  --more SIZE     what would so much more memory buy? (as much again)\n"
+				    "  --post-mortem   first how the daemon ended, and what it had in hand\n"},
 	{"top", top_command, "[--once] [--every SECONDS]", "the pool live on a terminal; keys: ? lists them",
 		POOL_HELP "  --once          one frame as text (so too where there is no terminal)\n"
 			  "  --every S       look again every S seconds (1)\n"},
@@ -62,6 +63,10 @@ static const struct command commands[] = {
 				    "  --admin PATH    the admin socket (socket + .admin)\n"
 				    "  --deadline S    scrub, drop: do not wait longer for the daemon (30)\n"
 				    "PATH: directory, file or device of a store (else that of the pool).\n"},
+	{"support-bundle", bundle_command, "[--output FILE]",
+		"state, log and surroundings of a pool in one file, for a report",
+		POOL_HELP "  --output FILE   that one (kvpool-NAME-TIME.tar.gz here)\n"
+			  "Waits 20 s at most for each of its parts. No block, key or secret is in it.\n"},
 	{"plan", plan_command, "--layers N --kv-heads N --head-dim N --dtype T --block-tokens N --pool SIZE",
 		"what a model needs, and what a pool holds",
 		"  --dim-v N       dimension of V, if not that of K\n"
@@ -144,8 +149,8 @@ static void usage_all(FILE *to)
 {
 	fprintf(to, "usage: kvctl COMMAND [OPTION]...\n\nLooks at and runs a kvpool; see kvctl(1).\n\n");
 	for (size_t i = 0; i < N_COMMANDS; i++)
-		fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].summary);
-	fprintf(to, "  %-8s %s\n\n", "help", "of one command");
+		fprintf(to, "  %-14s %s\n", commands[i].name, commands[i].summary);
+	fprintf(to, "  %-14s %s\n\n", "help", "of one command");
 	fprintf(to, "Exit codes: 0 fine, 1 failed or violated, 2 usage, 3 daemon not serving,\n"
 		    "4 no readable pool, 5 output not taken.\n");
 }

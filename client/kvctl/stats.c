@@ -15,6 +15,7 @@
 #include "ns.h"
 #include "option.h"
 #include "pool.h"
+#include "postmortem.h"
 #include "quantity.h"
 #include "report.h"
 #include "snapshot.h"
@@ -431,7 +432,7 @@ static json_t *stats_json(const struct pool *pool, const struct snapshot *snapsh
 }
 
 /* One look. Return: exit code. */
-static int stats_once(const struct options *options, bool watching, uint64_t more)
+static int stats_once(const struct options *options, bool watching, uint64_t more, bool post_mortem)
 {
 	struct snapshot snapshot;
 	struct pool pool;
@@ -442,29 +443,40 @@ static int stats_once(const struct options *options, bool watching, uint64_t mor
 	if (r)
 		return r;
 	if (options->json) {
-		r = report_json_print(stats_json(&pool, &snapshot, more), watching);
+		json_t *json = stats_json(&pool, &snapshot, more);
+
+		if (post_mortem)
+			json_object_set_new(json, "post_mortem", postmortem_json(&pool, &snapshot));
+		r = report_json_print(json, watching);
 	} else {
 		if (watching && isatty(STDOUT_FILENO))
 			printf("\033[H\033[2J"); /* from the top of an empty screen */
+		if (post_mortem)
+			postmortem_print(&pool, &snapshot);
 		stats_page(&pool, &snapshot, more);
 		if (watching)
 			printf("\n");
 	}
 	snapshot_free(&snapshot);
-	return r ? r : report_exit(&pool);
+	return r || post_mortem ? r : report_exit(&pool);
 }
 
 int stats_command(int argc, char **argv)
 {
 	static const struct option longs[] = {OPTION_POOL, OPTION_JSON, {"watch", optional_argument, NULL, 'w'},
-		{"more", required_argument, NULL, 'm'}, OPTION_LAST};
+		{"more", required_argument, NULL, 'm'}, {"post-mortem", no_argument, NULL, 'p'}, OPTION_LAST};
 	struct options options = {.command = "stats", .longs = longs, .argc = argc, .argv = argv};
 	uint64_t every_ns = 0, more = 0;
+	bool post_mortem = false;
 	int c, r;
 
 	while ((c = option_next(&options)) >= 0) {
 		const char *value;
 
+		if (c == 'p') {
+			post_mortem = true;
+			continue;
+		}
 		if (c == 'm') {
 			if (quantity_parse_bytes(optarg, &more) == 0 && more)
 				continue;
@@ -481,7 +493,7 @@ int stats_command(int argc, char **argv)
 	if (c != OPTION_END)
 		return option_exit(c);
 	for (;;) {
-		r = output_end(stats_once(&options, every_ns != 0, more));
+		r = output_end(stats_once(&options, every_ns != 0, more, post_mortem));
 		if (!every_ns || r == KVCTL_OUTPUT || r == KVCTL_NO_POOL)
 			return r;
 		nanosleep(&(struct timespec){.tv_sec = (time_t)(every_ns / 1000000000),
