@@ -103,6 +103,10 @@ static void session_free(struct session *s)
 		s->members = member->next;
 		if (--member->ns->n_members == 0)
 			member->ns->left_tick = daemon_tick(s->d);
+		if (member->stage) { /* at a stop only: the object is for the next start to judge */
+			close(member->stage->fd);
+			free(member->stage);
+		}
 		free(member);
 	}
 	guard_remove(s->guard);
