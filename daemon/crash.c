@@ -92,17 +92,22 @@ static int note_build_id(struct dl_phdr_info *info, size_t size, void *arg)
 	return 1; /* the program is the first, and no other is of interest */
 }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1 /* it tells more */
+#else
+#define SANITIZED 0
+#endif
+
 int crash_init(void)
 {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-	return 0; /* they tell more */
-#else
 	static const int signals[] = {SIGSEGV, SIGABRT, SIGILL, SIGFPE};
 	static char stack[STACK_BYTES];
 	stack_t other = {.ss_sp = stack, .ss_size = sizeof(stack)};
 	struct sigaction action = {.sa_sigaction = crash_on_signal, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
 	void *frames[2];
 
+	if (SANITIZED)
+		return 0;
 	dl_iterate_phdr(note_build_id, NULL);
 	backtrace(frames, 2);
 	if (sigaltstack(&other, NULL) < 0)
@@ -111,7 +116,6 @@ int crash_init(void)
 		if (sigaction(signals[i], &action, NULL) < 0)
 			return -errno;
 	return 0;
-#endif
 }
 
 void crash_attach(struct kvp_pool_header *header)

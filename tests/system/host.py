@@ -85,7 +85,15 @@ class Host:
             raise Failed("wrong bytes were read after %s" % what)
         done = self.kvctl("check")
         if done.returncode:
-            raise Failed("kvctl check after %s:\n%s%s" % (what, done.stdout, done.stderr))
+            raise Failed("kvctl check after %s:\n%s%s%s" % (what, done.stdout, done.stderr, self.namespaces()))
+
+    def namespaces(self):
+        """Which name has which id in check's lines."""
+        try:
+            rows = json.loads(self.kvctl("stats", "--json").stdout)["namespaces"]
+            return "".join("  %s is %s of uid %s\n" % (row.get("id"), row.get("name"), row.get("owner_uid")) for row in rows)
+        except (ValueError, KeyError, AttributeError):
+            return ""
 
     def wait_for_hit(self, began, seconds=20):
         """The first hit after a restart; how long it took since @began goes to back_ms."""
