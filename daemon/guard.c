@@ -68,3 +68,12 @@ bool guard_condemned(int guard)
 {
 	return guard >= 0 && atomic_load(&guards[guard].condemned);
 }
+
+void guard_thread_mask(sigset_t *mask)
+{
+	static const int faults[] = {SIGBUS, SIGSEGV, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS};
+
+	sigfillset(mask);
+	for (unsigned i = 0; i < sizeof(faults) / sizeof(faults[0]); i++)
+		sigdelset(mask, faults[i]);
+}

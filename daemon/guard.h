@@ -8,6 +8,7 @@
 #ifndef KVPOOL_GUARD_H
 #define KVPOOL_GUARD_H
 
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -20,5 +21,8 @@ int guard_init(void);
 int guard_add(void *addr, size_t len);
 void guard_remove(int guard);
 bool guard_condemned(int guard);
+/** guard_thread_mask() - signals that a thread of ours blocks: all, but those a fault of its own raises.  The kernel kills a
+ *  process at once for a fault whose signal is blocked, whatever handler there is. */
+void guard_thread_mask(sigset_t *mask);
 
 #endif

@@ -2,7 +2,7 @@
  * io_threads.c - the twin: operations by threads with preadv() and pwritev()
  *
  * The owner's thread puts operations on one list and takes them from another; both lie under one mutex.  The threads
- * block all signals, touch nothing but the operation in hand, and never outlive io_twin_close().
+ * block all signals but those of a fault, touch nothing but the operation in hand, and never outlive io_twin_close().
  */
 #include "io_engine.h"
 
@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
+
+#include "guard.h"
 
 struct io_twin {
 	pthread_mutex_t mutex;
@@ -100,11 +102,11 @@ static void *twin_thread(void *arg)
 
 static int twin_start_threads(struct io_twin *twin, unsigned threads)
 {
-	sigset_t all, old;
+	sigset_t mask, old;
 	int r = 0;
 
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &old);
+	guard_thread_mask(&mask);
+	pthread_sigmask(SIG_SETMASK, &mask, &old);
 	while (twin->n_threads < threads && r == 0) {
 		r = pthread_create(&twin->threads[twin->n_threads], NULL, twin_thread, twin);
 		if (r == 0)

@@ -14,6 +14,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "guard.h"
 #include "io_engine.h"
 
 struct io_worker {
@@ -130,11 +131,11 @@ static void *worker_run(void *owner)
 /* No signal is for the thread: they go to who waits for them. */
 static int worker_start(struct io_worker *worker, const cpu_set_t *cpus)
 {
-	sigset_t all, before;
+	sigset_t mask, before;
 	int r;
 
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
+	guard_thread_mask(&mask);
+	pthread_sigmask(SIG_SETMASK, &mask, &before);
 	r = -pthread_create(&worker->thread, NULL, worker_run, worker);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (r < 0)

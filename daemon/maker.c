@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "guard.h"
 #include "io_memory.h"
 #include "shm.h"
 
@@ -135,7 +136,7 @@ static void *maker_thread(void *arg)
 int maker_open(struct maker **result, struct topology *topology, unsigned n_threads, bool lock)
 {
 	struct maker *maker = calloc(1, sizeof(*maker));
-	sigset_t all, old;
+	sigset_t mask, old;
 
 	*result = NULL;
 	if (!maker)
@@ -152,8 +153,8 @@ int maker_open(struct maker **result, struct topology *topology, unsigned n_thre
 	pthread_mutex_init(&maker->mutex, NULL);
 	pthread_cond_init(&maker->work, NULL);
 	pthread_cond_init(&maker->ended, NULL);
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &old);
+	guard_thread_mask(&mask);
+	pthread_sigmask(SIG_SETMASK, &mask, &old);
 	while (maker->n_threads < n_threads && maker->n_threads < MAKER_THREADS_MAX &&
 		pthread_create(&maker->threads[maker->n_threads], NULL, maker_thread, maker) == 0)
 		maker->n_threads++;

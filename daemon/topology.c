@@ -17,6 +17,8 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "guard.h"
+
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -327,14 +329,14 @@ int topology_populate(struct topology *t, void *addr, uint64_t len, unsigned i)
 	struct populate p = {.topology = t, .node = i, .addr = addr, .len = len};
 	pthread_t threads[POPULATE_THREADS_MAX];
 	unsigned want = topology_n_cpus(t), n = 0;
-	sigset_t all, old;
+	sigset_t mask, old;
 
 	if (want > POPULATE_THREADS_MAX)
 		want = POPULATE_THREADS_MAX;
 	if (want > 1 + len / POPULATE_SHARE)
 		want = (unsigned)(1 + len / POPULATE_SHARE);
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &old);
+	guard_thread_mask(&mask);
+	pthread_sigmask(SIG_SETMASK, &mask, &old);
 	while (n + 1 < want && pthread_create(&threads[n], NULL, populate_thread, &p) == 0)
 		n++;
 	pthread_sigmask(SIG_SETMASK, &old, NULL);

@@ -48,6 +48,31 @@ static void done_with(struct object *o)
 	close(o->fd);
 }
 
+static void *touches(void *object)
+{
+	const struct object *o = object;
+	sigset_t mask;
+
+	guard_thread_mask(&mask);
+	pthread_sigmask(SIG_SETMASK, &mask, NULL);
+	return (void *)(uintptr_t)(1u + (unsigned)(unsigned char)o->map[BYTES - 1]);
+}
+
+static void a_thread_with_our_mask_lives_through_it_too(void **state)
+{
+	struct object o = given_object(true);
+	pthread_t thread;
+	void *read = NULL;
+
+	(void)state;
+	assert_int_equal(ftruncate(o.fd, 4096), 0);
+	assert_int_equal(pthread_create(&thread, NULL, touches, &o), 0);
+	assert_int_equal(pthread_join(thread, &read), 0);
+	assert_int_equal((uintptr_t)read, 1); /* a zero */
+	assert_true(guard_condemned(o.guard));
+	done_with(&o);
+}
+
 static void a_cut_object_reads_as_zeroes_and_is_condemned(void **state)
 {
 	struct object o = given_object(true), other = given_object(true);
@@ -136,6 +161,7 @@ static void a_bus_error_anywhere_else_still_ends_the_process(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_thread_with_our_mask_lives_through_it_too),
 		cmocka_unit_test(a_cut_object_reads_as_zeroes_and_is_condemned),
 		cmocka_unit_test(a_guard_may_be_used_again_for_another_mapping),
 		cmocka_unit_test(several_threads_may_meet_the_cut_at_once),
