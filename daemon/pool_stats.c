@@ -106,6 +106,8 @@ static void stats_take_over(struct kvp_stats *now, const struct kvp_stats *old)
 	now->curve_off = ours.curve_off;
 	now->curve_bytes = ours.curve_bytes;
 	atomic_store(&now->version, 0);
+	if (old->curve_bytes == now->curve_bytes && (uint64_t)old->curve_off + old->curve_bytes <= old->object_bytes)
+		memcpy(to + now->curve_off, from + old->curve_off, now->curve_bytes);
 	rows_copy(to + now->ns_off, now->ns_row_bytes, from + old->ns_off, old->ns_row_bytes,
 		offsetof(struct kvp_ns_row, counters), KVP_STATS_NS_MAX);
 	rows_copy(to + now->session_off, now->session_row_bytes, from + old->session_off, old->session_row_bytes,
