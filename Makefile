@@ -42,7 +42,7 @@ pkg = $(shell pkg-config --libs $(1))
 DAEMON_LIBS = $(call pkg,liburing uuid hwloc libsodium libxxhash libzstd libsystemd) -lm
 CLIENT_LIBS = $(call pkg,libsodium)
 ATTN_LIBS = $(if $(ATTN_BLAS),$(call pkg,openblas)) -lm
-KVCTL_LIBS = $(call pkg,jansson ncursesw libsodium libxxhash) -lm
+KVCTL_LIBS = $(call pkg,jansson ncursesw libsodium libxxhash libzstd) -lm
 EXPORTER_LIBS = $(call pkg,libmicrohttpd) -lm
 ENGINE_LIBS = $(call pkg,jansson libsodium) -lm
 TEST_LIBS = $(call pkg,cmocka) -lm
@@ -55,7 +55,9 @@ DAEMON_OBJ := $(call obj,$(wildcard daemon/*.c))
 DAEMON_FAULT_OBJ := $(call fault,$(wildcard daemon/*.c))
 POOL_OBJ := $(call obj,$(wildcard client/libkvpool/*.c))
 ATTN_OBJ := $(call obj,$(wildcard kernels/*.c))
-KVCTL_OBJ := $(call obj,$(wildcard client/kvctl/*.c))
+# what stays, decided by the same objects in the daemon and in kvctl replay
+POLICY_OBJ := $(call obj,$(wildcard daemon/policy_*.c))
+KVCTL_OBJ := $(call obj,$(wildcard client/kvctl/*.c)) $(POLICY_OBJ)
 EXPORTER_OBJ := $(call obj,$(wildcard client/kvexporter/*.c))
 ENGINE_OBJ := $(call obj,$(wildcard client/kvengine/*.c))
 

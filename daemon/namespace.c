@@ -99,8 +99,8 @@ static void ns_free(struct ns *ns)
 		munmap(ns->head, ns->head->object_bytes);
 	if (ns->fd >= 0)
 		close(ns->fd);
-	free(ns->heap.at);
-	free(ns->far_heap.at);
+	lru_free(&ns->heap);
+	lru_free(&ns->far_heap);
 	free(ns->ghosts);
 	free(ns->layers);
 	free(ns);

@@ -8,6 +8,7 @@
 #define KVPOOL_NAMESPACE_H
 
 #include "daemon.h"
+#include "kvpool_policy.h"
 #include "kvpool_wire.h"
 #include "slab.h"
 
@@ -35,9 +36,10 @@ struct entry {
 	spill_place cold; /* 0: no copy in the store */
 	uint64_t bytes;
 	uint32_t used_tokens;
-	uint32_t stamp; /* tick of the last use known here; pin tables may know a later one */
-	uint32_t heap_index; /* policy.c's; 0: not a candidate */
-	uint32_t order; /* policy.c's: among those of one tick, who came first */
+	union {
+		struct lru_leaf leaf; /* policy.c's */
+		uint32_t stamp; /* tick of the last use known here; pin tables may know a later one */
+	};
 	uint32_t
 		hold_until; /* tick: not evicted before; 0: no hold.  For blocks a reply has named, until they are pinned */
 	uint8_t io; /* enum entry_io */
@@ -71,12 +73,6 @@ struct policy_use {
 	uint64_t used_seen, stored_seen, at_ns;
 };
 
-struct policy_heap {
-	struct entry **at; /* from 1 */
-	uint32_t n, room;
-	uint32_t next_order;
-};
-
 struct job;
 
 /* What packing made of the blocks that were tried. */
@@ -103,7 +99,7 @@ struct ns {
 	struct entry_table entries;
 	uint8_t *indexed; /* at a start: a bit for each slot whose hint was found good */
 	struct policy_use use;
-	struct policy_heap heap, far_heap; /* candidates for leaving their node: those elsewhere, those on far nodes */
+	struct lru heap, far_heap; /* candidates for leaving their node: those elsewhere, those on far nodes */
 	uint64_t n_slots, n_free;
 	uint64_t n_free_far; /* of n_free: on far nodes */
 	bool near_stuck; /* all near memory is in use: grants come from the far nodes too */

@@ -30,7 +30,7 @@ static void all_agree(struct fixture *f)
 			assert_non_null(e);
 			assert_int_equal(e->slot, slot);
 			assert_int_equal(found_at(f, &block->key), slot);
-			assert_int_equal(e->heap_index != 0, e->n_hot_children == 0);
+			assert_int_equal(e->leaf.index != 0, e->n_hot_children == 0);
 		}
 	}
 	for (uint32_t place = 0; place < PLACES; place++)
@@ -57,7 +57,7 @@ static void all_agree(struct fixture *f)
 		for (const struct entry *child = e->first_child; child; child = child->next_sibling)
 			hot += child->slot != NO_SLOT;
 		assert_int_equal(hot, e->n_hot_children);
-		candidates += e->heap_index != 0;
+		candidates += e->leaf.index != 0;
 		if (e->slot != NO_SLOT && e->parent)
 			assert_true(e->parent->slot != NO_SLOT || e->parent->cold); /* reachable */
 	}

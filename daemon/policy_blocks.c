@@ -1,0 +1,273 @@
+/*
+ * policy_blocks.c - what a policy knows of blocks: those in one of its sets, by key and as a tree; and of others that they were used
+ *
+ * Memory for nodes grows by a sixteenth at a time; buckets and ghosts are made once, for the capacity, so no call moves all of them.
+ */
+#include "policy_parts.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GHOST_LINES_MIN 1024u
+#define BUCKETS_MIN 4096u
+#define NODES_MIN 1024u
+
+static uint64_t block_hash(const struct kvp_key *key)
+{
+	uint64_t h = (key->w[0] ^ (key->w[1] << 32 | key->w[1] >> 32)) * 0x9e3779b97f4a7c15ull;
+
+	return (h ^ h >> 29) * 0xbf58476d1ce4e5b9ull;
+}
+
+uint32_t block_tag(const struct kvp_key *key)
+{
+	return (uint32_t)(block_hash(key) >> 20);
+}
+
+/* ---- ghosts ---- */
+
+#define GHOST_TAG(ghost) ((ghost) >> 27)
+
+static uint64_t ghost_tag(uint64_t hash)
+{
+	return (hash & ((1ull << 37) - 1)) | 1; /* never 0 */
+}
+
+static uint64_t *ghost_line(const struct ghosts *g, uint64_t hash)
+{
+	return g->line[(uint64_t)(((unsigned __int128)hash * g->n_lines) >> 64)];
+}
+
+static uint64_t ghost_peek(const struct ghosts *g, uint64_t hash, unsigned *at)
+{
+	const uint64_t *line = ghost_line(g, hash);
+
+	for (unsigned i = 0; i < 8; i++)
+		if (GHOST_TAG(line[i]) == ghost_tag(hash)) {
+			*at = i;
+			return line[i];
+		}
+	return 0;
+}
+
+static uint64_t ghost_take(struct ghosts *g, uint64_t hash)
+{
+	unsigned at = 0;
+	uint64_t *line = ghost_line(g, hash), ghost = ghost_peek(g, hash, &at);
+
+	if (!ghost)
+		return 0;
+	memmove(line + at, line + at + 1, (7 - at) * sizeof(*line));
+	line[7] = 0;
+	return ghost;
+}
+
+static void ghost_put(struct ghosts *g, uint64_t hash, const struct node *node)
+{
+	uint64_t *line = ghost_line(g, hash);
+
+	memmove(line + 1, line, 7 * sizeof(*line));
+	line[0] = ghost_tag(hash) << 27 | (uint64_t)node->ring << 11 | (uint64_t)node->uses << 4 |
+		  node->class % (MATCH_CLASSES * POLICY_HINTS);
+}
+
+static unsigned ghost_uses(uint64_t ghost)
+{
+	return ghost >> 4 & 127;
+}
+
+static uint8_t ghost_class(uint64_t ghost)
+{
+	return learner_class(ghost_uses(ghost), ghost >> 2 & 3, ghost & 3);
+}
+
+/* ---- the table ---- */
+
+bool blocks_init(struct blocks *b, uint64_t capacity)
+{
+	uint64_t buckets = BUCKETS_MIN;
+
+	memset(b, 0, sizeof(*b));
+	while (buckets < 2 * capacity && buckets < 1ull << 32)
+		buckets *= 2;
+	b->mask = buckets - 1;
+	b->bucket = calloc(buckets, sizeof(*b->bucket));
+	b->ghosts.n_lines = capacity > GHOST_LINES_MIN ? capacity : GHOST_LINES_MIN;
+	b->ghosts.line = calloc(b->ghosts.n_lines, sizeof(*b->ghosts.line));
+	if (b->bucket && b->ghosts.line)
+		return true;
+	blocks_free(b);
+	return false;
+}
+
+void blocks_free(struct blocks *b)
+{
+	free(b->node);
+	free(b->bucket);
+	free(b->ghosts.line);
+	memset(b, 0, sizeof(*b));
+}
+
+static void blocks_hash_in(struct blocks *b, uint32_t i)
+{
+	uint32_t *bucket = &b->bucket[block_hash(&b->node[i].key) & b->mask];
+
+	b->node[i].hash_next = *bucket;
+	*bucket = i;
+}
+
+bool blocks_resize(struct blocks *b, uint64_t capacity)
+{
+	struct blocks other;
+
+	if (!blocks_init(&other, capacity))
+		return false;
+	other.node = b->node;
+	other.n = b->n;
+	other.room = b->room;
+	other.n_used = b->n_used;
+	other.free = b->free;
+	for (uint64_t k = 0; k <= b->mask; k++)
+		for (uint32_t i = b->bucket[k], next; i; i = next) {
+			next = b->node[i].hash_next;
+			blocks_hash_in(&other, i);
+		}
+	b->node = NULL;
+	blocks_free(b);
+	*b = other;
+	return true;
+}
+
+uint32_t blocks_find(const struct blocks *b, const struct kvp_key *key)
+{
+	uint32_t i = b->bucket[block_hash(key) & b->mask];
+
+	while (i && memcmp(&b->node[i].key, key, sizeof(*key)))
+		i = b->node[i].hash_next;
+	return i;
+}
+
+void blocks_prefetch(const struct blocks *b, const struct kvp_key *key, bool soon)
+{
+	const uint32_t *bucket = &b->bucket[block_hash(key) & b->mask];
+
+	if (soon && *bucket)
+		__builtin_prefetch(&b->node[*bucket]);
+	else if (!soon)
+		__builtin_prefetch(bucket);
+}
+
+static uint32_t blocks_new(struct blocks *b)
+{
+	uint32_t i = b->free;
+
+	if (i) {
+		b->free = b->node[i].hash_next;
+	} else {
+		if (b->n + 1 >= b->room) {
+			uint64_t room = b->room ? b->room + b->room / 16 : NODES_MIN;
+			struct node *node = room < UINT32_MAX ? realloc(b->node, room * sizeof(*node)) : NULL;
+
+			if (!node)
+				return 0;
+			b->node = node;
+			b->room = (uint32_t)room;
+		}
+		i = ++b->n;
+	}
+	b->n_used++;
+	memset(&b->node[i], 0, sizeof(b->node[i]));
+	return i;
+}
+
+uint32_t blocks_get(struct blocks *b, const struct kvp_key *key)
+{
+	uint32_t i = blocks_find(b, key);
+	uint64_t ghost;
+
+	if (i || !(i = blocks_new(b)))
+		return i;
+	ghost = ghost_take(&b->ghosts, block_hash(key));
+	b->node[i].key = *key;
+	b->node[i].uses = ghost_uses(ghost) & USES_MAX;
+	b->node[i].ring = (uint16_t)(ghost >> 11);
+	b->node[i].class = ghost ? ghost_class(ghost) & 127 : 0;
+	blocks_hash_in(b, i);
+	return i;
+}
+
+unsigned blocks_peek(const struct blocks *b, const struct kvp_key *key, uint8_t *class)
+{
+	unsigned at;
+	uint64_t ghost = ghost_peek(&b->ghosts, block_hash(key), &at);
+
+	*class = ghost ? ghost_class(ghost) : learner_class(1, 0, POLICY_HINT_NONE);
+	return ghost_uses(ghost);
+}
+
+static void blocks_unhang(struct blocks *b, uint32_t i)
+{
+	struct node *node = &b->node[i];
+
+	if (!node->parent)
+		return;
+	for (unsigned s = 0; s < TREES; s++)
+		b->node[node->parent].children[s] -= node->in >> s & 1;
+	if (node->prev_sibling)
+		b->node[node->prev_sibling].next_sibling = node->next_sibling;
+	else
+		b->node[node->parent].first_child = node->next_sibling;
+	if (node->next_sibling)
+		b->node[node->next_sibling].prev_sibling = node->prev_sibling;
+	node->parent = node->next_sibling = node->prev_sibling = 0;
+}
+
+/* First among its siblings, also when it hangs there already: those used lately are looked at first. */
+void blocks_hang(struct blocks *b, uint32_t i, uint32_t parent)
+{
+	struct node *node = &b->node[i];
+
+	if (node->parent == parent && (!parent || b->node[parent].first_child == i))
+		return;
+	blocks_unhang(b, i);
+	if (!parent || parent == i)
+		return;
+	node->parent = parent;
+	node->next_sibling = b->node[parent].first_child;
+	if (node->next_sibling)
+		b->node[node->next_sibling].prev_sibling = i;
+	b->node[parent].first_child = i;
+	for (unsigned s = 0; s < TREES; s++)
+		b->node[parent].children[s] += node->in >> s & 1;
+}
+
+bool blocks_is_above(const struct blocks *b, uint32_t i, uint32_t below)
+{
+	while (below && below != i)
+		below = b->node[below].parent;
+	return below;
+}
+
+void blocks_forget(struct blocks *b, uint32_t i)
+{
+	struct node *node = &b->node[i];
+	uint32_t *at = &b->bucket[block_hash(&node->key) & b->mask];
+
+	blocks_unhang(b, i);
+	while (node->first_child)
+		blocks_unhang(b, node->first_child);
+	ghost_put(&b->ghosts, block_hash(&node->key), node);
+	while (*at != i)
+		at = &b->node[*at].hash_next;
+	*at = node->hash_next;
+	node->hash_next = b->free;
+	b->free = i;
+	b->n_used--;
+}
+
+uint64_t blocks_bytes(const struct blocks *b)
+{
+	return (uint64_t)b->room * sizeof(*b->node) + (b->mask + 1) * sizeof(*b->bucket) +
+	       b->ghosts.n_lines * sizeof(*b->ghosts.line);
+}
