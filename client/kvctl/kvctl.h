@@ -38,6 +38,7 @@ int evict_command(int argc, char **argv);
 int resize_command(int argc, char **argv);
 int plan_command(int argc, char **argv);
 int store_command(int argc, char **argv);
+int replay_command(int argc, char **argv);
 int bench_command(int argc, char **argv);
 int bundle_command(int argc, char **argv);
 

@@ -82,6 +82,16 @@ static const struct command commands[] = {
 		"  --params N      weights, e.g. 8B (else 12 x layers x hidden^2)\n"
 		"  --weight-bytes N  bytes of one weight (2)\n" JSON_HELP
 		"Sizes by 1024: 64G is 64 x 2^30 bytes. Numbers by 1000: 8B, or 8G, is 8 x 10^9.\n"},
+	{"replay", replay_command, "TRACE --pool N [--spill M] [--policy P] [--hints F] | TRACE --sweep",
+		"what would have stayed of a trace of requests",
+		"  --pool N        memory: 4500 (blocks), 5% (of the trace's blocks), or a size, 64G\n"
+		"  --spill M       a store behind it, likewise\n"
+		"  --block-bytes B what a block takes, for sizes\n"
+		"  --policy P      lru, learned (default), or unguarded (learned, never by lru)\n"
+		"  --hints F       each request says whether it goes on; a share F of them says it wrong\n"
+		"  --admit A       what is written to the store: all (default), reused, or chance\n"
+		"  --write-budget F  chance: so much of what is offered (0.25)\n"
+		"  --sweep         hits over sizes, beside lru and the optimum\n" JSON_HELP},
 	{"bench", bench_command,
 		"pin|publish|share|spill|start|attn|sparse [--json] [--self] [--pairs N] [--depth N] [--records N]",
 		"measure beside yardsticks",
