@@ -207,6 +207,8 @@ void ns_entry_settle(struct entry *e);
 /** ns_entry_drop() - neither hot nor cold any more: it goes, and what hangs below it and is only cold. Hot blocks below
  *  become first in line for eviction. One with a transfer under way goes when that has ended. */
 void ns_entry_drop(struct entry *e);
+/** ns_entry_part() - likewise, but what hangs below it stays, for it may come back: its store did not forget it */
+void ns_entry_part(struct entry *e);
 
 void ns_ghost_add(struct ns *ns, const struct kvp_key *key, enum kvp_miss_reason reason);
 enum kvp_miss_reason ns_miss_reason(struct ns *ns, const struct kvp_key *key);

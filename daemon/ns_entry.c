@@ -317,6 +317,18 @@ void ns_entry_drop(struct entry *top)
 	}
 }
 
+void ns_entry_part(struct entry *e)
+{
+	while (e->first_child)
+		ns_entry_unlink(e->first_child);
+	if (e->io != ENTRY_IDLE) {
+		ns_entry_unlink(e);
+		e->doomed = true;
+	} else {
+		ns_entry_free(e);
+	}
+}
+
 /* ---- why a key is not there ---- */
 
 void ns_ghost_add(struct ns *ns, const struct kvp_key *key, enum kvp_miss_reason reason)

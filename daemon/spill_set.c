@@ -39,6 +39,7 @@ struct spill_set {
 	unsigned n;
 	int wake_fd; /* epoll of all stores; -1: there is one, and its own serves */
 	int lock_fd; /* for stores that come later, or -1 */
+	bool telling_pulled;
 	struct member members[SPILL_STORES_MAX];
 };
 
@@ -360,17 +361,21 @@ static void member_tell(struct member *member)
 
 /* A drive that was pulled is another device when it is plugged in again, and an open descriptor of the old one is good for
    nothing: the store is closed, and looked for as one that was missing at the start. */
-static void member_part_with_pulled(struct member *member)
+static void member_part_with_pulled(struct spill_set *set, struct member *member)
 {
 	static const int pulled[] = {ENOENT, ENODEV, ENXIO, ENOMEDIUM, ESTALE};
 	struct spill_stats stats;
 	char why[256];
+	bool freed;
 
 	spill_stats(member->spill, &stats);
 	for (unsigned i = 0; i < sizeof(pulled) / sizeof(pulled[0]); i++) {
 		if (stats.state != SPILL_DOWN || stats.last_errno != pulled[i])
 			continue;
-		if (!spill_abandon(member->spill, TELL_RECORDS))
+		set->telling_pulled = true;
+		freed = spill_abandon(member->spill, TELL_RECORDS);
+		set->telling_pulled = false;
+		if (!freed)
 			return;
 		member->spill = NULL;
 		member->was_down = false;
@@ -617,6 +622,11 @@ uint64_t spill_set_scrub_now(struct spill_set *set, uint64_t bytes_per_s)
 	return bytes;
 }
 
+bool spill_set_telling_pulled(const struct spill_set *set)
+{
+	return set->telling_pulled;
+}
+
 bool spill_set_telling_damage(const struct spill_set *set)
 {
 	for (unsigned i = 0; i < set->n; i++)
@@ -678,7 +688,7 @@ void spill_set_tick(struct spill_set *set)
 			spill_tick(member->spill);
 			member_say_state(member);
 			if (member->opts.raw)
-				member_part_with_pulled(member);
+				member_part_with_pulled(set, member);
 		} else if (member->attempt || member_is_missing(member)) {
 			member_tick_missing(set, member);
 		}

@@ -43,6 +43,8 @@ int spill_set_drop(struct spill_set *set, uint64_t ns_id, spill_done_fn done, vo
 /** spill_set_scrub_rate() - of all stores together */
 void spill_set_scrub_rate(struct spill_set *set, uint64_t bytes_per_s);
 uint64_t spill_set_scrub_now(struct spill_set *set, uint64_t bytes_per_s);
+/** spill_set_telling_pulled() - inside gone(): its store is not there any more, and may be back */
+bool spill_set_telling_pulled(const struct spill_set *set);
 bool spill_set_telling_damage(const struct spill_set *set);
 int spill_set_fd(const struct spill_set *set);
 unsigned spill_set_reap(struct spill_set *set);

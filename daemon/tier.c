@@ -171,7 +171,10 @@ void tier_gone(void *owner, void *cookie)
 		return; /* whoever works on it sees that it has no place any more */
 	ns_ghost_add(
 		e->ns, &e->key, spill_set_telling_damage(e->ns->d->tier->spill) ? KVP_MISS_DAMAGED : KVP_MISS_EVICTED);
-	ns_entry_drop(e);
+	if (spill_set_telling_pulled(e->ns->d->tier->spill))
+		ns_entry_part(e); /* what comes after it is found again behind it when the drive is back */
+	else
+		ns_entry_drop(e);
 }
 
 static void *tier_found(void *owner, const struct spill_record *record, spill_place place)
@@ -280,6 +283,8 @@ static void tier_link_step(struct tier *tier)
 {
 	bool more = false;
 
+	if (tier->link == LINK_DROP && spill_set_missing(tier->spill))
+		tier->link = LINK_NONE; /* one has gone meanwhile */
 	if (tier->link == LINK_NONE)
 		return;
 	for (struct ns *ns = tier->d->namespaces; ns && !more; ns = ns->next)
