@@ -296,3 +296,26 @@ def test_two_vllm_processes_share_a_prefix(folder, alone):
               f"{alone[0]['first']:.2f} s (CPU {alone[0]['cpu']:.2f}), cold {cold['first']:.2f} s ({cold['cpu']:.2f}), warm in another "
               f"process {warm['first']:.2f} s ({warm['cpu']:.2f}: 1/{cold['cpu'] / warm['cpu']:.0f}), its own prefix cache "
               f"{own['first']:.2f} s ({own['cpu']:.2f})")
+
+
+def test_the_daemon_killed_under_vllm_changes_no_id(folder, alone):
+    daemon = Daemon(pool="64M")
+    try:
+        vllm(folder, daemon.socket, [PROMPT])
+        runs = vllm(folder, daemon.socket, [PROMPT, OTHER, LATER], kill=daemon.process.pid)
+        daemon.process.wait()
+        daemon.start()
+    finally:
+        daemon.close()
+    assert runs[0]["cached"] == 1792
+    assert [run["ids"] for run in runs] == [run["ids"] for run in (alone[0], alone[2], alone[3])]
+
+
+def test_vllm_with_a_pool_of_one_block_is_still_right(folder, alone):
+    daemon = Daemon(*ONE_BLOCK)
+    try:
+        runs = vllm(folder, daemon.socket, [PROMPT, OTHER, LATER]) + vllm(folder, daemon.socket, [LATER, PROMPT])
+    finally:
+        daemon.close()
+    want = [alone[i]["ids"] for i in (0, 2, 3, 3, 0)]
+    assert [run["ids"] for run in runs] == want
