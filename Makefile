@@ -22,7 +22,7 @@ SYSCONFDIR ?= /etc
 
 BUILD_PACKAGES := gcc make pkg-config libc6-dev liburing-dev uuid-dev libhwloc-dev libsodium-dev libxxhash-dev libzstd-dev \
 	libjansson-dev libmicrohttpd-dev libncurses-dev libsystemd-dev uthash-dev libopenblas-pthread-dev python3
-CHECK_PACKAGES := tmux procps g++ binutils libcmocka-dev clang-format groff-base spin systemd python3-pytest \
+CHECK_PACKAGES := tmux procps g++ dpkg-dev binutils libcmocka-dev clang-format groff-base spin systemd python3-pytest \
 	python3-hypothesis python3-numpy
 WHEEL_PACKAGES := python3-pip python3-setuptools python3-wheel
 PEER_PACKAGES := liblmdb-dev libhiredis-dev memcached redis-server fio
@@ -331,6 +331,18 @@ wheel: deps-build ## the Python package with the C libraries inside: $(BUILD)/wh
 	@cp $(BUILD)/libkvattn.so.$(SOVERSION) $(WHEEL)/src/kvpool/lib/
 	@/usr/bin/python3 -m pip wheel -q --no-deps --no-build-isolation --no-index -w $(WHEEL) $(WHEEL)/src
 	@rm -rf $(WHEEL)/src && echo "wheel: ok $$(ls $(WHEEL)/*.whl)"
+
+# The programs linked anew without a path of their own to the libraries: dpkg knows where those are.
+DEB := $(BUILD)/deb
+MULTIARCH = $(shell $(CC) -print-multiarch)
+.PHONY: deb
+deb: deps-build ## Debian packages of this version: $(BUILD)/deb/*.deb
+	$(call install_missing,dpkg-dev)
+	$(sub) all
+	@rm -rf $(DEB) && mkdir -p $(DEB)/build && cp -a $(BUILD)/obj $(DEB)/build/
+	$(sub) install BUILD=$(DEB)/build RPATH= DESTDIR=$(DEB)/stage PREFIX=/usr LIBDIR=/usr/lib/$(MULTIARCH) SYSTEMDDIR=/usr/lib >/dev/null
+	@systemd/debian/build $(DEB)/stage $(DEB)/out $(VERSION) && mv $(DEB)/out/*.deb $(DEB)/ && rm -rf $(DEB)/build $(DEB)/stage $(DEB)/out
+	@echo "deb: ok $$(ls $(DEB)/*.deb | xargs)"
 
 # ---- install ----
 
