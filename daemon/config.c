@@ -69,7 +69,7 @@ static const struct option_row options[] = {
 	{"spill-depth", OPTION_NUMBER, AT(spill_depth), 1, 256, "N", "reads and writes of the spill store at once"},
 	{"spill-scrub", OPTION_SIZE, AT(spill_scrub), 0, 1ull << 40, "SIZE",
 		"bytes a second of the spill store read again to find damage; 0: none"},
-	{"spill-compress", OPTION_TEXT, AT(spill_compress), 4, ROOM(spill_compress), "none|zstd|auto",
+	{"spill-compress", OPTION_TEXT, AT(spill_compress), 1, ROOM(spill_compress), "none|zstd|auto",
 		"blocks go to the spill store compressed; auto (default): where that costs no time"},
 	{"io", OPTION_TEXT, AT(io), 0, ROOM(io), "ENGINE", "auto, uring or threads"},
 	{"log-level", OPTION_TEXT, AT(log_level), 0, ROOM(log_level), "LEVEL", "err, warn, info or debug"},
@@ -253,6 +253,8 @@ static int config_set_spill(struct config *config, const char *value)
 	if ((size_t)(colon - value) >= sizeof(store.path))
 		return -EINVAL;
 	memcpy(store.path, value, (size_t)(colon - value));
+	for (size_t n = strlen(store.path); n > 1 && store.path[n - 1] == '/'; n--)
+		store.path[n - 1] = 0; /* one directory by two names is one */
 	config->stores[config->n_stores++] = store;
 	return 0;
 }
@@ -782,6 +784,12 @@ static int config_check_sockets(const struct config *config, char message[256])
 	for (unsigned i = 0; i < config->n_listen; i++, n++) {
 		names[n] = "listen";
 		paths[n] = config->listen[i].path;
+		if (config->listen[i].has_uid && config->listen[i].uid == KVP_OVERFLOW_UID) {
+			snprintf(message, 256,
+				"listen = %.107s,uid=%u: that is what uids outside a user namespace read as, it could be anybody and is refused: give another one",
+				paths[n], KVP_OVERFLOW_UID);
+			return -EINVAL;
+		}
 	}
 	for (unsigned i = 0; i < n; i++)
 		for (unsigned j = i + 1; j < n; j++)

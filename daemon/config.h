@@ -12,6 +12,7 @@
 
 #include "kvpool.h"
 
+#define KVP_OVERFLOW_UID 65534u /* what uids outside our user namespace read as: it could be anybody */
 #define CONFIG_LISTEN_MAX 8
 #define CONFIG_SLAB_MIN (64 * 1024u)
 

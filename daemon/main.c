@@ -212,8 +212,9 @@ static int daemon_start(struct daemon *d, char message[256])
 		return r;
 	pool_progress(&d->pool, "taking over the blocks in memory");
 	ns_adopt_blocks(d);
-	if (d->config.n_stores)
-		ns_file_load_all(d);
+	r = d->config.n_stores ? ns_file_load_all(d, message) : 0;
+	if (r < 0)
+		return r;
 	pool_progress(&d->pool, "opening the spill store");
 	r = tier_start(d, message);
 	if (r == 0)

@@ -154,9 +154,12 @@ int ns_make(struct daemon *d, const struct ns_birth *birth, struct ns **ns, char
 /** ns_file_save(), ns_file_load_all() - ns_file.c: namespaces come back with the store after a reboot */
 int ns_file_save(const struct ns *ns);
 void ns_file_remove(const struct ns *ns);
-void ns_file_load_all(struct daemon *d);
-/** ns_file_load_late() - those of a store that came back, and ours to it */
+int ns_file_load_all(struct daemon *d, char message[256]);
+/** ns_file_load_late() - those of a store that came back */
 void ns_file_load_late(struct daemon *d, const char *dir);
+/** ns_file_spread() - what is missing in one place is there at the next start too: @n files of those that lack, for each waits for
+ *  the disk.  Return: there are more. */
+bool ns_file_spread(struct daemon *d, const char *dir, unsigned n);
 
 /** ns_start() - adopt the namespaces of the last daemon, then load those the spill directory knows */
 int ns_start(struct daemon *d, char message[256]);

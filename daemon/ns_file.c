@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -184,8 +185,7 @@ static void ns_file_load_dir(struct daemon *d, const char *path, bool with_base)
 	closedir(dir);
 }
 
-/* What was missing, or new, in one place is there at the next start too. */
-static void ns_file_spread(struct daemon *d, const char *dir)
+bool ns_file_spread(struct daemon *d, const char *dir, unsigned n)
 {
 	char path[320];
 
@@ -195,26 +195,37 @@ static void ns_file_spread(struct daemon *d, const char *dir)
 		snprintf(path, sizeof(path), "%s/ns-%016" PRIx64 ".kvns", dir, ns->id);
 		if (access(path, F_OK) == 0)
 			continue;
+		if (!n--)
+			return true;
 		ns_file_fill(&file, ns);
-		ns_file_write(&file, ns->id, dir);
+		if (ns_file_write(&file, ns->id, dir) < 0)
+			return false; /* nor the others */
 	}
+	return false;
 }
 
-void ns_file_load_all(struct daemon *d)
+int ns_file_load_all(struct daemon *d, char message[256])
 {
-	const char *dir;
+	const char *dir = config_namespace_dir(&d->config, 0);
 
+	/* of a store's own directory the store tells more; this one is nobody else's to miss */
+	if (dir == d->config.namespace_dir && access(dir, R_OK | W_OK | X_OK) < 0) {
+		snprintf(message, 256,
+			"namespace-dir %.80s: %.40s: without the files in it no block is found again: make it, as the daemon's user, or name the right one",
+			dir, strerror(errno));
+		return -errno;
+	}
 	/* bases first */
 	for (int with_base = 0; with_base <= 1; with_base++)
 		for (unsigned i = 0; (dir = config_namespace_dir(&d->config, i)); i++)
 			ns_file_load_dir(d, dir, with_base);
 	for (unsigned i = 0; (dir = config_namespace_dir(&d->config, i)); i++)
-		ns_file_spread(d, dir);
+		ns_file_spread(d, dir, UINT_MAX);
+	return 0;
 }
 
 void ns_file_load_late(struct daemon *d, const char *dir)
 {
 	for (int with_base = 0; with_base <= 1; with_base++)
 		ns_file_load_dir(d, dir, with_base);
-	ns_file_spread(d, dir);
 }

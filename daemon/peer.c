@@ -32,7 +32,6 @@
 
 #define OUT_MAX 256 /* answers a peer may leave unread before it is put out */
 #define MESSAGES_A_TURN 16 /* of one peer, before others get their turn */
-#define OVERFLOW_UID 65534u /* what uids outside our user namespace read as: it could be anybody */
 #define STAGE_BLOCKS_MAX 256
 #define STAGE_BYTES_MAX (64ull << 20) /* and at least one block: allocating it must not hold up the others */
 
@@ -1032,7 +1031,7 @@ static int peer_identify(struct peer *peer, const struct config_listen *policy)
 			return -errno;
 		peer->n_groups = n / sizeof(gid_t);
 	}
-	return peer->uid == OVERFLOW_UID ? -EPERM : 0;
+	return peer->uid == KVP_OVERFLOW_UID ? -EPERM : 0;
 }
 
 static unsigned peer_count_of(const struct daemon *d, uid_t uid)
@@ -1052,7 +1051,7 @@ static __attribute__((format(printf, 4, 5))) void connection_refuse(
 		struct kvp_msg msg;
 		char text[256];
 	} packet = {.msg = {.magic = KVP_WIRE_MAGIC, .type = KVP_MSG_HELLO | KVP_MSG_REPLY, .status = -error}};
-	struct ucred cred = {.uid = OVERFLOW_UID};
+	struct ucred cred = {.uid = KVP_OVERFLOW_UID};
 	socklen_t n = sizeof(cred);
 	va_list args;
 

@@ -134,7 +134,7 @@ static int resize_set(struct daemon *d, const char *pool, char message[256])
 		return -EINVAL;
 	}
 	if (fresh.pool_bytes > had) {
-		r = slab_check_room(d, fresh.pool_bytes, fresh.pool_bytes - had, message);
+		r = slab_check_room(d, fresh.pool_bytes, fresh.pool_bytes - had, "the size asked for", message);
 		if (r < 0)
 			return r;
 	}

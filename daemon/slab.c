@@ -798,7 +798,7 @@ bool slab_make_spare(struct daemon *d, uint32_t i)
 	return slab_has_place(d) && slab_begin(d, NULL, d->pool.header->slab_bytes, i, 0);
 }
 
-int slab_check_room(const struct daemon *d, uint64_t bytes, uint64_t more, char message[256])
+int slab_check_room(const struct daemon *d, uint64_t bytes, uint64_t more, const char *what, char message[256])
 {
 	enum kvp_pages pages = pages_next(d);
 	uint64_t limit = cgroup_limit(), room = shm_free_bytes(), huge = pages_free(pages), has = 0;
@@ -806,9 +806,9 @@ int slab_check_room(const struct daemon *d, uint64_t bytes, uint64_t more, char 
 	if (kvp_pages_in_hugetlbfs(pages)) { /* neither is asked for these; what falls back to 4k pages asks both */
 		if (more > huge && !d->config.pages_fallback) {
 			snprintf(message, 256,
-				"%" PRIu64 " bytes in %" PRIu64 "M pages are free, --pool needs %" PRIu64
-				" more: raise nr_hugepages, set pages-short = fallback, or give a smaller --pool",
-				huge, kvp_pages_bytes(pages) >> 20, more);
+				"%" PRIu64 " bytes in %" PRIu64 "M pages are free, %s needs %" PRIu64
+				" more: raise nr_hugepages, set pages-short = fallback, or give a smaller one",
+				huge, kvp_pages_bytes(pages) >> 20, what, more);
 			return -ENOMEM;
 		}
 		more -= more < huge ? more : huge;
@@ -818,16 +818,16 @@ int slab_check_room(const struct daemon *d, uint64_t bytes, uint64_t more, char 
 	}
 	if (bytes > limit) {
 		snprintf(message, 256,
-			"--pool %" PRIu64 " is more than this cgroup's memory limit of %" PRIu64
-			": raise the limit (MemoryMax=), or give a smaller --pool",
-			bytes, limit);
+			"%s, %" PRIu64 ", is more than this cgroup's memory limit of %" PRIu64
+			": raise the limit (MemoryMax=), or give a smaller one",
+			what, bytes, limit);
 		return -ENOMEM;
 	}
 	if (more > room) {
 		snprintf(message, 256,
-			SHM_DIR " has %" PRIu64 " bytes free, --pool needs %" PRIu64
-				" more: enlarge it (mount -o remount,size=...), or give a smaller --pool",
-			room, more);
+			SHM_DIR " has %" PRIu64 " bytes free, %s needs %" PRIu64
+				" more: enlarge it (mount -o remount,size=...), or give a smaller one",
+			room, what, more);
 		return -ENOSPC;
 	}
 	return 0;
@@ -848,7 +848,7 @@ int slab_start(struct daemon *d, char message[256])
 		r = budget_start(d, message);
 	if (r < 0)
 		return r;
-	r = slab_check_room(d, d->budget_bytes, 0, message);
+	r = slab_check_room(d, d->budget_bytes, 0, "--pool", message);
 	if (r < 0)
 		return r;
 	if (d->pool.found) {
@@ -871,7 +871,7 @@ int slab_start(struct daemon *d, char message[256])
 			d->pool.header->slab_bytes, d->config.pool_bytes);
 		return -ENOSPC;
 	}
-	r = slab_check_room(d, d->budget_bytes, missing * d->pool.header->slab_bytes, message);
+	r = slab_check_room(d, d->budget_bytes, missing * d->pool.header->slab_bytes, "--pool", message);
 	if (r < 0)
 		return r;
 	return slab_populate(d, message);

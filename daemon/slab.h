@@ -61,8 +61,8 @@ bool slab_give(struct daemon *d, struct slab *slab, uint64_t bytes, uint64_t for
 bool slab_release_spare(struct daemon *d, uint32_t i);
 /** slab_make_spare() - one more there. Return: false: it cannot be begun. */
 bool slab_make_spare(struct daemon *d, uint32_t i);
-/** slab_check_room() - do /dev/shm, the huge pages and the cgroup hold a pool of @bytes, @more than now? Return: 0; -ENOMEM; -ENOSPC. */
-int slab_check_room(const struct daemon *d, uint64_t bytes, uint64_t more, char message[256]);
+/** slab_check_room() - do /dev/shm, the huge pages and the cgroup hold a pool of @bytes, @more than now? @what: it is, for a person. Return: 0; -ENOMEM; -ENOSPC. */
+int slab_check_room(const struct daemon *d, uint64_t bytes, uint64_t more, const char *what, char message[256]);
 /** slab_settle() - at the start and in tests: wait for all that is being made */
 void slab_settle(struct daemon *d);
 /** slab_set_use() - move its row to another user */

@@ -66,6 +66,13 @@ static bool pid_lives(uint64_t pid)
 
 static int file_lock_refused(struct spill_file *file, uint64_t pid, char message[256])
 {
+	if (pid == (uint64_t)getpid()) {
+		snprintf(message, 256,
+			"spill store %.120s is in use by process %" PRIu64
+			", this one: two --spill lead to one directory, leave one out",
+			file->path, pid);
+		return -EBUSY;
+	}
 	snprintf(message, 256,
 		"spill store %.120s is in use by process %" PRIu64
 		"; give each daemon a spill directory of its own, or stop that one",
@@ -407,7 +414,7 @@ static void file_warn_of_room(const struct spill_file *file, uint64_t capacity)
 {
 	struct statvfs fs;
 	struct stat st;
-	uint64_t have, room;
+	uint64_t have, room, n;
 
 	if (file->raw || fstat(file->fd, &st) < 0 || fstatvfs(file->fd, &fs) < 0)
 		return;
@@ -415,6 +422,12 @@ static void file_warn_of_room(const struct spill_file *file, uint64_t capacity)
 	room = have + (uint64_t)fs.f_bavail * fs.f_frsize;
 	if (room >= capacity)
 		return;
+	n = count_segments(room, file->super.segment_bytes);
+	if (n < 2) /* each one that begins pushes out the other one's blocks, drained or not */
+		log_warn(
+			"spill store %s: there is room for %" PRIu64 " of its segments of %" PRIu64
+			" bytes: what is written there soon pushes out what was written before: a drain keeps next to nothing",
+			file->path, n, file->super.segment_bytes);
 	log_warn("spill store %s is to hold %" PRIu64 " bytes, but its file system has room for %" PRIu64 " (%" PRIu64
 		 " of them in use by it already): make room there, or give --spill a smaller size",
 		file->path, capacity, room, have);

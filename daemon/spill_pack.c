@@ -11,9 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <zstd.h>
 
-#include "kvpool_spill.h"
+#include "kvpool_unpack.h"
 
 #define LEVEL 1
 
@@ -73,24 +72,9 @@ int64_t packer_pack(struct packer *packer, const void *data, uint64_t bytes, voi
 
 int packer_unpack(struct packer *packer, const void *in, uint64_t stored, void *data, uint64_t bytes)
 {
-	struct spill_disk_pack head;
-	struct spill_hash hash;
-	size_t n;
-
-	if (stored <= sizeof(head))
-		return -EBADMSG;
-	memcpy(&head, in, sizeof(head));
-	if (le64toh(head.magic) != SPILL_PACK_MAGIC || le64toh(head.bytes) != bytes)
-		return -EBADMSG;
 	if (!packer->decompress && !(packer->decompress = ZSTD_createDCtx()))
 		return -ENOMEM;
-	n = ZSTD_decompressDCtx(
-		packer->decompress, data, bytes, (const char *)in + sizeof(head), stored - sizeof(head));
-	if (ZSTD_isError(n) || n != bytes)
-		return -EBADMSG;
-	for (int i = 0; i < 2; i++)
-		hash.w[i] = le64toh(head.hash[i]);
-	return spill_hash_equal(hash, spill_hash_data(data, bytes)) ? 0 : -EBADMSG;
+	return spill_unpack(packer->decompress, in, stored, data, bytes);
 }
 
 static uint64_t cpu_ns(void)

@@ -250,8 +250,8 @@ static void tier_say_nobodys(struct tier *tier, const char *path)
 	if (tier->n_nobodys)
 		log_line(stats.live_records ? LOG_LEVEL_INFO : LOG_LEVEL_WARN,
 			"spill store %s: %" PRIu64
-			" records are of namespaces without a file ns-*.kvns beside the store, and are misses; if those files were left behind when it was moved, put them there, mode 0600 and the daemon's own, and restart before the room is used anew",
-			path, tier->n_nobodys);
+			" records are of namespaces without a file ns-*.kvns in %s, and are misses; if those files were left behind when it was moved, put them there, mode 0600 and the daemon's own, and restart before the room is used anew",
+			path, tier->n_nobodys, config_namespace_dir(&tier->d->config, 0));
 	tier->n_nobodys = 0;
 }
 
@@ -264,8 +264,20 @@ static void tier_store_arrived(void *owner, unsigned i)
 
 	d->tier->store_nodes[i] = store_node(path);
 	d->tier->store_devices[i] = spill_device(path);
-	if (!d->config.stores[i].device) /* those of devices lie elsewhere */
-		ns_file_load_late(d, path);
+	if (d->config.stores[i].device) /* those of devices lie elsewhere */
+		return;
+	ns_file_load_late(d, path);
+	d->tier->store_lacks_files[i] = true;
+}
+
+/* One a tick, for each waits for the disk. */
+static void tier_spread_step(struct tier *tier)
+{
+	for (unsigned i = 0; i < tier->d->config.n_stores; i++)
+		if (tier->store_lacks_files[i]) {
+			tier->store_lacks_files[i] = ns_file_spread(tier->d, tier->d->config.stores[i].path, 1);
+			return;
+		}
 }
 
 static void tier_store_joined(void *owner, unsigned i)
@@ -499,6 +511,7 @@ void tier_tick(struct daemon *d)
 		spill_set_scrub_rate(d->tier->spill, d->config.spill_scrub);
 		spill_set_tick(d->tier->spill);
 		tier_link_step(d->tier);
+		tier_spread_step(d->tier);
 	}
 	tier_stats(d);
 	tier_store_rows(d);

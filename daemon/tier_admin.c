@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -305,24 +306,34 @@ static void drop_marked(void *owner, int res, spill_place place)
 	drop_ring(&tier->drop_timer);
 }
 
-static const char *drop_refusal(int r)
+static void drop_refusal(const struct tier *tier, int r, char text[400])
 {
-	return r == -EBUSY    ? "a drop is under way: wait for it"
-	       : r == -ENODEV ? "the store is down: kvctl stats says why"
-	       : r == -ENOSPC
-		       ? "so many namespaces were dropped that there is no room for one more: drop the whole store"
-		       : "the daemon is out of memory";
+	struct spill_stats stats;
+
+	snprintf(text, 400, "%s",
+		r == -EBUSY ? "a drop is under way: wait for it"
+		: r == -ENOSPC
+			? "so many namespaces were dropped that there is no room for one more: drop the whole store"
+			: "the daemon is out of memory");
+	for (unsigned i = 0; r == -ENODEV && i < spill_set_n(tier->spill); i++) {
+		spill_set_store_stats(tier->spill, i, &stats);
+		if (stats.state == SPILL_DOWN)
+			snprintf(text, 400, "store %.120s is down, and would keep its records: %.220s",
+				tier->d->config.stores[i].path, stats.message);
+	}
 }
 
 void tier_store_drop(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t ns_id, uint64_t deadline_ns)
 {
 	struct tier *tier = d->tier;
 	struct job *job;
+	char text[400];
 	int r;
 
 	if (!tier->spill || tier->drop) {
+		drop_refusal(tier, -EBUSY, text);
 		peer_refuse(peer, KVP_MSG_STORE_DROP, msg_id, tier->spill ? EBUSY : KVP_ENOTSUP, "%s",
-			tier->spill ? drop_refusal(-EBUSY) : "there is no spill store");
+			tier->spill ? text : "there is no spill store");
 		return;
 	}
 	job = job_new(JOB_DROP, NULL, peer, msg_id, deadline_ns);
@@ -335,7 +346,8 @@ void tier_store_drop(struct daemon *d, struct peer *peer, uint64_t msg_id, uint6
 	tier->drop = NULL;
 	if (job)
 		job_free(job);
-	peer_refuse(peer, KVP_MSG_STORE_DROP, msg_id, -r, "%s", drop_refusal(r));
+	drop_refusal(tier, r, text);
+	peer_refuse(peer, KVP_MSG_STORE_DROP, msg_id, -r, "%s", text);
 }
 
 int tier_store_forget(struct daemon *d, uint64_t ns_id, void (*done)(void *owner, int res, uint64_t none), void *owner)

@@ -75,6 +75,7 @@ struct tier {
 	struct spill_set *spill; /* NULL: off */
 	int store_nodes[CONFIG_STORES_MAX]; /* the kernel's numbers; -1: not known */
 	uint64_t opening_ns; /* when opening the stores began */
+	bool store_lacks_files[CONFIG_STORES_MAX]; /* it came back: of namespaces, perhaps */
 	uint32_t store_devices[CONFIG_STORES_MAX]; /* spill_device(), as far as known */
 	enum {
 		LINK_NONE,

@@ -345,6 +345,24 @@ static int resize_print(const struct kvp_wire_admin_done *done)
 	return output_end(done->n_left || done->n_failed ? KVCTL_FAILED : KVCTL_DONE);
 }
 
+/* "64G", or "node0=64G,node2=128G"; bounds are the daemon's to know. */
+static bool resize_size_ok(const char *text)
+{
+	char copy[sizeof(((struct kvp_wire_resize *)NULL)->pool)], *rest;
+	uint64_t bytes;
+
+	if (strncmp(text, "node", 4))
+		return quantity_parse_bytes(text, &bytes) == 0;
+	strcpy(copy, text);
+	for (char *part = strtok_r(copy, ",", &rest); part; part = strtok_r(NULL, ",", &rest)) {
+		const char *value = strchr(part, '=');
+
+		if (strncmp(part, "node", 4) || !value || quantity_parse_bytes(value + 1, &bytes) < 0)
+			return false;
+	}
+	return true;
+}
+
 int resize_command(int argc, char **argv)
 {
 	static const struct option longs[] = {OPTION_POOL, {"deadline", required_argument, NULL, 'd'},
@@ -359,7 +377,7 @@ int resize_command(int argc, char **argv)
 	c = admin_option_next(&options, &admin, &limit_ns);
 	if (c != OPTION_END)
 		return option_exit(c);
-	if (optind >= argc || strlen(argv[optind]) >= sizeof(ask.pool)) {
+	if (optind >= argc || strlen(argv[optind]) >= sizeof(ask.pool) || !resize_size_ok(argv[optind])) {
 		complain("resize: give the size of the pool, or of nodes: 64G, or node0=64G,node2=128G");
 		return KVCTL_USAGE;
 	}

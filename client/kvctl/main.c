@@ -121,8 +121,12 @@ void complain(const char *format, ...)
 
 int output_end(int code)
 {
+	bool failed =
+		ferror(stdout); /* and the stream does not know why any more: what one byte more is refused for tells */
+
+	clearerr(stdout);
 	errno = 0;
-	if (fflush(stdout) == 0 && !ferror(stdout))
+	if ((!failed || putchar('\n') != EOF) && fflush(stdout) == 0 && !failed)
 		return code;
 	fprintf(stderr, "kvctl: standard output took not all: %s\n", strerror(errno ? errno : EIO));
 	return KVCTL_OUTPUT;

@@ -172,6 +172,16 @@ static const char *spill_state_name(uint64_t state)
 	return state < 4 ? names[state] : "?";
 }
 
+/* How it does its I/O; nothing of one that does none. */
+static const char *spill_engine(uint64_t state, uint64_t uring, uint64_t direct)
+{
+	if (state == 2)
+		return "";
+	return uring	? direct ? ", io_uring, O_DIRECT" : ", io_uring, page cache"
+	       : direct ? ", threads, O_DIRECT"
+			: ", threads, page cache";
+}
+
 static unsigned stores_shown(const struct kvp_stats *head)
 {
 	return head->n_stores < KVP_STATS_STORES_MAX ? head->n_stores : KVP_STATS_STORES_MAX;
@@ -185,10 +195,9 @@ static void print_stores(const struct kvp_stats *head)
 
 		text_clean(path, sizeof(path), row->path, sizeof(row->path));
 		text_clean(message, sizeof(message), row->message, sizeof(row->message));
-		printf("       %s: %s, %s of %s, %s, %s, %" PRIu64 " errors\n", spill_state_name(row->state), path,
+		printf("       %s: %s, %s of %s%s, %" PRIu64 " errors\n", spill_state_name(row->state), path,
 			quantity_bytes(a, row->live), quantity_bytes(b, row->capacity),
-			row->uring ? "io_uring" : "threads", row->direct ? "O_DIRECT" : "page cache",
-			row->write_errors + row->read_errors);
+			spill_engine(row->state, row->uring, row->direct), row->write_errors + row->read_errors);
 		if (message[0])
 			printf("         %s\n", message);
 	}
@@ -293,8 +302,8 @@ static void print_spill(const struct snapshot *snapshot, const struct totals *to
 	if (snapshot->head.n_stores > 1) {
 		print_stores(&snapshot->head);
 	} else {
-		printf("       %s: %s, %s, %s\n", spill_state_name(C(c->spill_state)), dir,
-			C(c->spill_uring) ? "io_uring" : "threads", C(c->spill_direct) ? "O_DIRECT" : "page cache");
+		printf("       %s: %s%s\n", spill_state_name(C(c->spill_state)), dir,
+			spill_engine(C(c->spill_state), C(c->spill_uring), C(c->spill_direct)));
 		if (message[0])
 			printf("       %s\n", message);
 	}

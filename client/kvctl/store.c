@@ -153,7 +153,8 @@ static json_t *store_json(const struct store_file *store, const struct store_sum
 
 	json_object_set_new(json, "path", json_text(store->path, sizeof(store->path)));
 	json_object_set_new(json, "served", json_boolean(store->served));
-	json_object_set_new(json, "capacity", json_u64(store->super.capacity));
+	json_object_set_new(json, "capacity", json_u64(store->holds));
+	json_object_set_new(json, "capacity_asked", json_u64(store->super.capacity));
 	json_object_set_new(json, "file_bytes", json_u64(store->bytes));
 	json_object_set_new(json, "segment_bytes", json_u64(store->super.segment_bytes));
 	json_object_set_new(json, "segments", json_u64(store->n_segments));
@@ -230,8 +231,12 @@ static int list_one(struct look *look, const char *path)
 		json_array_append_new(look->stores, store_json(&store, &sum));
 	} else {
 		printf("%s  %s\n", store.path, store.served ? "in use by a daemon" : "not in use");
-		printf("  %u of %u segments of %s in use, capacity %s\n", sum.n_used, store.n_segments,
-			quantity_bytes(a, store.super.segment_bytes), quantity_bytes(b, store.super.capacity));
+		printf("  %u of %u segments of %s in use, capacity %s", sum.n_used, store.n_segments,
+			quantity_bytes(a, store.super.segment_bytes), quantity_bytes(b, store.holds));
+		if (store.holds < store.super.capacity)
+			printf(" of the %s asked for: its file system has no more",
+				quantity_bytes(c, store.super.capacity));
+		printf("\n");
 		printf("  %s records, %s", quantity_count(a, sum.n_records), quantity_bytes(b, sum.bytes));
 		if (sum.stored != sum.bytes)
 			printf(" in %s", quantity_bytes(c, sum.stored));

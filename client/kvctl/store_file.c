@@ -10,6 +10,7 @@
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "kvctl.h"
@@ -51,6 +52,18 @@ static int store_length(struct store_file *store)
 	if (store->device && ioctl(store->fd, BLKGETSIZE64, &store->bytes) < 0)
 		return -errno;
 	return 0;
+}
+
+/* What the file has, and what its file system would give it; what is above its capacity is not for it. */
+static uint64_t store_holds(const struct store_file *store)
+{
+	uint64_t holds = store->bytes;
+	struct statvfs fs;
+	struct stat st;
+
+	if (!store->device && fstat(store->fd, &st) == 0 && fstatvfs(store->fd, &fs) == 0)
+		holds = (uint64_t)st.st_blocks * 512 + (uint64_t)fs.f_bavail * fs.f_frsize;
+	return holds < store->super.capacity ? holds : store->super.capacity;
 }
 
 static int store_lock(struct store_file *store, bool write)
@@ -125,6 +138,7 @@ int store_file_open(struct store_file *store, const char *path, bool write)
 		store_file_close(store);
 		return KVCTL_FAILED;
 	}
+	store->holds = store_holds(store);
 	if (store->bytes > SPILL_SUPER_AREA)
 		store->n_segments = (uint32_t)((store->bytes - SPILL_SUPER_AREA) / store->super.segment_bytes);
 	return 0;
@@ -138,6 +152,11 @@ void store_file_close(struct store_file *store)
 	free(store->bytes_read);
 	store->bytes_read = NULL;
 	store->room = 0;
+	ZSTD_freeDCtx(store->zstd);
+	free(store->unpacked);
+	store->zstd = NULL;
+	store->unpacked = NULL;
+	store->unpacked_room = 0;
 }
 
 /* ---- a segment ---- */
@@ -195,6 +214,20 @@ static void walk_count(struct walk *walk, const struct spill_record *record, boo
 		walk->seen(walk->owner, record, damaged);
 }
 
+/* Does packed @data unpack to what it says it was? */
+static bool pack_is_right(struct store_file *store, const struct spill_record *record, const void *data)
+{
+	if (store->unpacked_room < record->bytes) {
+		free(store->unpacked);
+		store->unpacked = malloc(record->bytes);
+		store->unpacked_room = store->unpacked ? record->bytes : 0;
+	}
+	if (!store->zstd)
+		store->zstd = ZSTD_createDCtx();
+	return store->zstd && store->unpacked_room >= record->bytes &&
+	       spill_unpack(store->zstd, data, record->stored, store->unpacked, record->bytes) == 0;
+}
+
 /* Header and data of the record at @at, which is to be @wanted (NULL: whatever its header says). Return: is it all right? */
 static bool record_is_right(struct walk *walk, uint64_t at, const struct spill_record *wanted)
 {
@@ -210,7 +243,8 @@ static bool record_is_right(struct walk *walk, uint64_t at, const struct spill_r
 	return spill_record_decode(bytes, &spot, &found, &hash) == 0 && found.ns_id == wanted->ns_id &&
 	       !memcmp(&found.key, &wanted->key, sizeof(found.key)) && found.bytes == wanted->bytes &&
 	       found.codec == wanted->codec && found.stored == wanted->stored &&
-	       spill_hash_equal(hash, spill_hash_data(bytes + SPILL_PAGE, spill_data_bytes(&found)));
+	       spill_hash_equal(hash, spill_hash_data(bytes + SPILL_PAGE, spill_data_bytes(&found))) &&
+	       (found.codec == SPILL_PLAIN || pack_is_right(walk->store, &found, bytes + SPILL_PAGE));
 }
 
 /* Which use of the segment is it? By its header, else by its first record. */

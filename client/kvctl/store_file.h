@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kvpool_spill.h"
+#include "kvpool_unpack.h"
 
 #define STORE_PATH_MAX 512
 
@@ -24,6 +24,10 @@ struct store_file {
 	uint32_t n_segments; /* as far as the file reaches */
 	uint8_t *bytes_read; /* a chunk, or a record */
 	uint64_t room;
+	uint64_t holds; /* bytes it can be, as its file system has room; at most its capacity */
+	ZSTD_DCtx *zstd; /* once a packed record was checked */
+	uint8_t *unpacked;
+	uint64_t unpacked_room;
 };
 
 /** store_file_open() - @path: directory, file or block device. Return: 0; KVCTL_FAILED (said). */

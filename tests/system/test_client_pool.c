@@ -449,7 +449,8 @@ static void *continue_soon(void *arg)
 	return NULL;
 }
 
-/* Not in the index when it is looked for, in memory when it is asked for: no store had a part in that, there is none. */
+/* Not in the index when it is looked for, in memory when it is asked for: no store had a part in that, there is none.  One client,
+   for what comes by one socket is read in its order; of two sockets either may be read first. */
 static void what_is_published_while_it_is_asked_for_is_a_hit_in_dram(void **state)
 {
 	struct fixture *f = *state;
@@ -461,16 +462,15 @@ static void what_is_published_while_it_is_asked_for_is_a_hit_in_dram(void **stat
 
 	assert_int_equal(kvp_reserve(f->ns_a, 1, 0, kvp_deadline_ms(5000), &block), 1);
 	wire_fill(block.data, BLOCK, 77);
-	assert_int_equal(kvp_ping(f->b, kvp_deadline_ms(5000)), 0); /* nothing of it is on the way: it comes second */
 	kill(f->host.pid, SIGSTOP);
 	kvp_publish(f->ns_a, &item, 1, NULL);
 	assert_int_equal(pthread_create(&thread, NULL, continue_soon, &f->host), 0);
-	assert_int_equal(get(f->ns_b, 77, 5000, &view), 1);
+	assert_int_equal(get(f->ns_a, 77, 5000, &view), 1);
 	assert_int_equal(pthread_join(thread, NULL), 0);
 	assert_int_equal(view.hit, KVP_HIT_RAM);
 	assert_true(wire_right(view.data, BLOCK, 77));
 	kvp_release(&view, 1);
-	assert_int_equal(kvp_counts(f->b, &counts), 0);
+	assert_int_equal(kvp_counts(f->a, &counts), 0);
 	assert_int_equal(counts.hits_spill, 0);
 	assert_int_equal(counts.hits_ram, 1);
 }

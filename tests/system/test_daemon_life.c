@@ -995,7 +995,7 @@ static void a_pool_larger_than_the_memory_there_is_is_refused_with_the_way_out(v
 	struct fixture *f = *state;
 	char path[160];
 
-	refused(f, (const char *const[]){"--pool", "40T", "--slab", "1G", NULL}, 1, "give a smaller --pool");
+	refused(f, (const char *const[]){"--pool", "40T", "--slab", "1G", NULL}, 1, "give a smaller one");
 	snprintf(path, sizeof(path), "/dev/shm/kvpool.%s", f->host.name);
 	assert_int_equal(access(path, F_OK), -1); /* a start that fails leaves nothing */
 }

@@ -134,7 +134,7 @@ static void what_does_not_fit_is_spread_over_all_stores_and_comes_back_after_a_k
 static void with_a_store_missing_the_rest_is_served_under_the_old_keys_whichever_it_is(void **state)
 {
 	struct several *s = *state;
-	char away[110], says[32];
+	char away[110], says[32], out[4096], down[140];
 
 	put_all(s, 0, N);
 	for (unsigned i = 0; i < STORES; i++) {
@@ -154,6 +154,9 @@ static void with_a_store_missing_the_rest_is_served_under_the_old_keys_whichever
 		assert_int_equal(store_says(s, i, "errno", says), ENOENT);
 		assert_string_equal(says, "DOWN");
 		assert_true(store_says(s, i, "since", says) > 0);
+		assert_int_equal(TRIAL_KVCTL(&s->t, out, sizeof(out), "store", "drop", "--yes"), 1);
+		snprintf(down, sizeof(down), "store %s is down, and would keep its records", s->dirs[i]);
+		assert_non_null(strstr(out, down));
 		trial_detach(&s->t);
 		assert_int_equal(host_stop(&s->t.host), 0);
 		trial_memory_gone(&s->t);
@@ -218,6 +221,7 @@ static void without_its_only_store_a_daemon_serves_and_takes_it_when_it_is_mount
 	TRIAL_KVCTL(&s->t, out, sizeof(out), "stats");
 	assert_non_null(strstr(out, "DOWN"));
 	assert_non_null(strstr(out, "make the directory"));
+	assert_null(strstr(out, "page cache")); /* it does no I/O at all */
 	assert_int_equal(rename(away, s->dirs[0]), 0); /* with the file of its namespace, which nobody knew */
 	snprintf(path, sizeof(path), "spill store %s is back: ", s->dirs[0]);
 	assert_true(host_logged(&s->t.host, path, 20000));
@@ -330,6 +334,7 @@ static void blocks_on_a_raw_device_come_back_after_a_kill_and_a_reboot_and_kvctl
 	char device[32], out[8192], says[32];
 	const char *options[] = {"--pool", "2M", "--slab", "1M", "--free-percent", "0", "--heartbeat", "200", "--spill",
 		device, "--namespace-dir", s->dirs[0], NULL};
+	const char *wrong[] = {"--spill", device, "--namespace-dir", "/nowhere/at/all", NULL};
 
 	if (geteuid() != 0 || !loop_made(s, device)) {
 		print_message("skipped: no loop device can be had here\n");
@@ -338,6 +343,8 @@ static void blocks_on_a_raw_device_come_back_after_a_kill_and_a_reboot_and_kvctl
 	trial_detach(&s->t);
 	assert_int_equal(host_stop(&s->t.host), 0);
 	trial_memory_gone(&s->t);
+	assert_int_equal(host_start(&s->t.host, wrong), -1001);
+	assert_true(host_logged(&s->t.host, "namespace-dir /nowhere/at/all: No such file or directory", 0));
 	assert_int_equal(host_start(&s->t.host, options), 0);
 	trial_attach(&s->t);
 	put_all(s, 0, N);

@@ -5,11 +5,15 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#define XXH_INLINE_ALL
+#include "kvpool_spill.h"
 #include "kvpool_stats.h"
 #include "trial.h"
 
@@ -128,6 +132,55 @@ static void bytes_on_disk_are_what_is_counted_budgeted_and_listed(void **state)
 	assert_non_null(strstr(out, "0 damaged"));
 }
 
+/* The first record's data, and its header with it, so that only unpacking tells. */
+static void forge_first_record(const struct trial *t)
+{
+	uint8_t pages[4 * SPILL_PAGE], super_page[SPILL_PAGE];
+	struct spill_super super;
+	struct spill_spot spot = {.off = SPILL_SUPER_AREA, .room = UINT32_MAX};
+	struct spill_record record = {0};
+	struct spill_hash hash;
+	char path[160];
+	int fd, r = -1;
+
+	snprintf(path, sizeof(path), "%s/" SPILL_STORE_NAME, t->spill);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	assert_true(fd >= 0);
+	for (unsigned copy = 0; copy < 2 && r < 0; copy++) {
+		assert_int_equal(pread(fd, super_page, SPILL_PAGE, copy * SPILL_PAGE), SPILL_PAGE);
+		r = spill_super_decode(super_page, &super);
+	}
+	assert_int_equal(r, 0);
+	spot.uuid = super.uuid;
+	assert_int_equal(pread(fd, pages, sizeof(pages), SPILL_SUPER_AREA), sizeof(pages));
+	assert_int_equal(spill_segment_decode(pages, &spot), 0);
+	spot.off += SPILL_PAGE;
+	assert_int_equal(spill_record_decode(pages + SPILL_PAGE, &spot, &record, &hash), 0);
+	assert_int_equal(record.codec, SPILL_ZSTD);
+	assert_true(record.stored <= 2 * SPILL_PAGE);
+	pages[2 * SPILL_PAGE + sizeof(struct spill_disk_pack) + 20] ^= 0x55;
+	spill_record_encode(pages + SPILL_PAGE, &spot, &record, spill_hash_data(pages + 2 * SPILL_PAGE, record.stored));
+	assert_int_equal(pwrite(fd, pages, sizeof(pages), SPILL_SUPER_AREA), sizeof(pages));
+	close(fd);
+}
+
+static void verify_finds_a_record_that_does_not_unpack(void **state)
+{
+	struct trial *t = *state;
+	char out[8192];
+
+	put_all(t->ns);
+	assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "drain"), 0);
+	trial_detach(t);
+	assert_int_equal(host_stop(&t->host), 0);
+	assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "store", "verify", t->spill), 0);
+	forge_first_record(t);
+	assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "store", "verify", t->spill), 1);
+	assert_non_null(strstr(out, "1 damaged"));
+	trial_start(t);
+	trial_attach(t);
+}
+
 static int ns_with(struct kvp_client *client, const char *name, uint32_t flags, struct kvp_ns **ns)
 {
 	struct kvp_desc desc;
@@ -169,6 +222,19 @@ static void a_namespace_made_plain_is_where_the_daemon_says_zstd(void **state)
 	kvp_ns_close(ns);
 }
 
+static void a_namespace_with_layers_is_written_plain_whatever_else_it_was_made_with(void **state)
+{
+	struct trial *t = *state;
+	struct kvp_ns *ns;
+
+	assert_int_equal(ns_with(t->client, "layers", KVP_NS_LAYERS | KVP_NS_SPILL_ZSTD, &ns), 0);
+	put_all(ns);
+	assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "drain"), 0);
+	assert_true(counter_of(t, "stats", "spill_write_bytes") >= (uint64_t)N * TRIAL_BLOCK);
+	assert_int_equal(count_back(ns), N); /* opaque blocks have no layers: they come whole */
+	kvp_ns_close(ns);
+}
+
 static void auto_samples_and_says_what_it_found_before_it_compresses_anything(void **state)
 {
 	struct trial *t = *state;
@@ -195,6 +261,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		OF(setup_zstd, compressed_blocks_come_back_exact_over_kills_and_reboots),
 		OF(setup_zstd, bytes_on_disk_are_what_is_counted_budgeted_and_listed),
+		OF(setup_zstd, verify_finds_a_record_that_does_not_unpack),
+		OF(setup_zstd, a_namespace_with_layers_is_written_plain_whatever_else_it_was_made_with),
 		OF(setup_none, a_namespace_made_to_be_compressed_is_where_the_daemon_says_none),
 		OF(setup_zstd, a_namespace_made_plain_is_where_the_daemon_says_zstd),
 		OF(setup_auto, auto_samples_and_says_what_it_found_before_it_compresses_anything),

@@ -154,7 +154,7 @@ static void a_pool_larger_than_memory_is_refused_before_it_serves_locked_or_not(
 			"--pool", "16T", "--slab", "4G", "--spill", "off", "--lock-memory", lock[i], NULL};
 
 		assert_int_equal(host_start(&t->host, options), -1001);
-		assert_true(host_logged(&t->host, "give a smaller --pool", 0));
+		assert_true(host_logged(&t->host, "or give a smaller one", 0));
 		end(t);
 	}
 }

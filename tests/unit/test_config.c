@@ -207,6 +207,8 @@ static void spill_stores_are_a_list_and_flags_begin_it_anew(void **state)
 	unlink(path);
 	assert_int_equal(PARSE(&config, message, "--spill", "/a:64M", "--spill", "/a:1G"), -EINVAL);
 	assert_non_null(strstr(message, "/a is given twice"));
+	assert_int_equal(PARSE(&config, message, "--spill", "/a:64M", "--spill", "/a//:1G"), -EINVAL);
+	assert_non_null(strstr(message, "/a is given twice"));
 	for (unsigned i = 0; i < 17; i++) {
 		snprintf(many[i], sizeof(many[i]), "--spill=/%u:64M", i);
 		flags[i + 1] = many[i];
@@ -274,6 +276,8 @@ static void values_that_make_no_sense_are_refused_with_what_would(void **state)
 	refused("lock-memory", "maybe", "is not yes or no");
 	refused("io", "fast", "auto, uring or threads");
 	refused("spill-compress", "lots", "none, zstd or auto");
+	refused("spill-compress", "lz4", "none, zstd or auto");
+	refused("listen", "/x,uid=65534", "it could be anybody");
 	refused("log-level", "loud", "err, warn, info or debug");
 	refused("name", "a/b", "letters, digits");
 	refused("name", ".hidden", "not starting with a dot");

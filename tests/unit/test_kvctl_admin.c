@@ -296,6 +296,17 @@ static void a_socket_somebody_listens_at_is_not_taken(void **state)
 	unlink(f->socket);
 }
 
+static void a_size_that_is_none_is_refused_before_anybody_is_asked(void **state)
+{
+	static const char *const wrong[] = {"1Z", "", "many", "node0", "node0=", "node0=1G,1G", "node0=1Z"};
+	struct fake *f = *state;
+
+	for (unsigned i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+		assert_int_equal(run(f, "resize", "--socket", "/nowhere/at/all", wrong[i]), 2);
+	assert_int_equal(run(f, "resize", "--socket", "/nowhere/at/all", "64G"), 3);
+	assert_int_equal(run(f, "resize", "--socket", "/nowhere/at/all", "node0=64G,node2=1M"), 3);
+}
+
 static void nobody_there_is_told(void **state)
 {
 	struct fake *f = *state;
@@ -358,6 +369,7 @@ int main(void)
 		test(a_daemon_that_said_yes_and_does_not_end_is_no_purge),
 		test(purge_without_a_daemon_takes_the_dead_sockets_too),
 		test(a_socket_somebody_listens_at_is_not_taken),
+		test(a_size_that_is_none_is_refused_before_anybody_is_asked),
 		test(nobody_there_is_told),
 		test(purge_by_the_daemon_waits_until_its_file_is_gone),
 		test(a_socket_path_too_long_is_refused),

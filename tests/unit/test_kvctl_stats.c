@@ -402,6 +402,7 @@ static void a_closed_pipe_and_a_full_disk_end_it_without_a_crash(void **state)
 	struct fake *f = *state;
 	const char *const argv[] = {"kvctl", "stats", "--socket", f->socket, NULL};
 	const char *const watch[] = {"kvctl", "stats", "--socket", f->socket, "--watch", "0.01", NULL};
+	const char *const json[] = {"kvctl", "stats", "--socket", f->socket, "--json", NULL};
 	int fds[2], full = open("/dev/full", O_WRONLY);
 
 	assert_int_equal(pipe(fds), 0);
@@ -410,6 +411,8 @@ static void a_closed_pipe_and_a_full_disk_end_it_without_a_crash(void **state)
 	assert_says(f->err, "Broken pipe");
 	assert_int_equal(run_to(f, fds[1], watch), 5);
 	assert_int_equal(run_to(f, full, argv), 5);
+	assert_says(f->err, "No space left");
+	assert_int_equal(run_to(f, full, json), 5); /* longer than what is gathered: refused before the end */
 	assert_says(f->err, "No space left");
 	close(fds[1]);
 	close(full);

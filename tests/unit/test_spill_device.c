@@ -185,6 +185,19 @@ static void on_a_file_system_smaller_than_the_capacity_the_store_makes_do(void *
 	assert_int_equal(fill(f, 30, false), 30);
 }
 
+static void with_room_for_one_segment_the_start_says_what_that_comes_to(void **state)
+{
+	struct place *p = *state;
+	struct fixture *f = p->f;
+	struct log_catch log;
+
+	mount_tmpfs(p, p->dir, "size=7m,mode=700", &p->mounted_dir);
+	log = log_catch();
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(log_lines(&log, "there is room for 1 of its segments of 4194304 bytes"), 1);
+	fclose(log.lines);
+}
+
 static void on_a_full_file_system_without_fallocate_it_makes_do_too(void **state)
 {
 	struct place *p = *state;
@@ -631,6 +644,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		BOTH(on_4096_byte_sectors_blocks_of_any_size_come_back_exact),
 		BOTH(on_a_file_system_smaller_than_the_capacity_the_store_makes_do),
+		BOTH(with_room_for_one_segment_the_start_says_what_that_comes_to),
 		BOTH(on_a_full_file_system_without_fallocate_it_makes_do_too),
 		BOTH(with_no_room_for_a_superblock_the_start_is_refused),
 		BOTH(on_a_disk_that_fails_in_parts_what_is_stored_is_exact),

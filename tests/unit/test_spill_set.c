@@ -487,6 +487,7 @@ static void one_file_by_two_paths_is_served_once(void **state)
 {
 	struct stores *s = *state;
 	char command[300];
+	unsigned out;
 
 	stores_close(s);
 	snprintf(command, sizeof(command), "rm -rf %s && ln -s %s %s", s->dirs[1], s->dirs[0], s->dirs[1]);
@@ -496,6 +497,15 @@ static void one_file_by_two_paths_is_served_once(void **state)
 	assert_int_equal(store_stats(s, 1).last_errno, EEXIST);
 	assert_non_null(strstr(store_stats(s, 1).message, "the file itself of the store in "));
 	assert_int_equal(set_put(s, 0, SIZE), 0);
+	stores_close(s);
+	snprintf(command, sizeof(command), "rm %s/" SPILL_STORE_NAME, s->dirs[0]);
+	assert_int_equal(system(command), 0);
+	assert_int_equal(stores_open(s), 0); /* there is no file yet to tell it by */
+	out = store_stats(s, 0).state == SPILL_UP;
+	assert_int_equal(store_stats(s, !out).state, SPILL_UP);
+	assert_int_equal(store_stats(s, out).last_errno, EBUSY);
+	assert_non_null(strstr(store_stats(s, out).message, "two --spill lead to one directory"));
+	assert_int_equal(set_put(s, 1, SIZE), 0);
 }
 
 /* The descriptor by which store @i works. */
