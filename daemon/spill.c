@@ -6,7 +6,7 @@
  *
  * A record that is to be packed has no place until the worker has packed it, for only then its length is known: the write
  * is first an operation that moves nothing, then one like any other.  When no segment can be had just then, it waits in a
- * list.  Packed bytes lie in memory of the transfer's own, bounded over all of them.
+ * list.  Packed bytes lie in memory that is lent to the transfer.
  */
 #include "spill.h"
 
@@ -46,6 +46,7 @@ static struct transfer *transfer_new(struct spill *spill, enum transfer_kind kin
 	t->record.bytes = 0;
 	t->packed = t->packing = false;
 	t->layers = NULL;
+	t->memory = NULL;
 	t->told = (struct spill_packed){0};
 	spill->n_writes += kind == TRANSFER_WRITE;
 	t->kind = kind;
@@ -63,7 +64,9 @@ static void transfer_free(struct transfer *t)
 	spill->n_used_bytes -= t->record.bytes;
 	spill->n_writes -= t->kind == TRANSFER_WRITE;
 	if (t->packing)
-		spill->pack_writing -= t->pack_room;
+		spill->pack_writing -= spill_memory_room(t->memory);
+	spill_memory_give(spill, t->memory);
+	t->memory = NULL;
 	t->next = spill->free_transfers;
 	spill->free_transfers = t;
 }
@@ -79,29 +82,6 @@ static void transfer_end(struct transfer *t, int res, spill_place place)
 	if (done)
 		done(owner, res, place);
 	spill->ended = NULL;
-}
-
-/* Memory for packed bytes, for the transfer that would be the next one. Return: false: not before others have ended. */
-static bool transfer_make_room(struct spill *spill, uint64_t bytes)
-{
-	struct transfer *t = spill->free_transfers;
-
-	if (!t || t->pack_room >= bytes)
-		return t != NULL;
-	for (struct transfer *idle = t; idle && spill->pack_room + bytes > PACK_MOST; idle = idle->next) {
-		spill->pack_room -= idle->pack_room;
-		idle->pack_room = 0;
-		free(idle->pack);
-		idle->pack = NULL;
-	}
-	if (spill->pack_room && spill->pack_room + bytes - t->pack_room > PACK_MOST)
-		return false;
-	free(t->pack);
-	spill->pack_room -= t->pack_room;
-	t->pack = aligned_alloc(SPILL_PAGE, bytes);
-	t->pack_room = t->pack ? bytes : 0;
-	spill->pack_room += t->pack_room;
-	return t->pack != NULL;
 }
 
 static void write_before(struct io_op *op);
@@ -338,9 +318,17 @@ static void pack_done(struct io_op *op, int64_t res)
 	pack_place_waiting(spill);
 }
 
-static bool pack_has_room(struct spill *spill, uint64_t most)
+/* What is read goes before: writes have half of it. */
+static struct spill_memory *pack_memory(struct spill *spill, uint64_t most)
 {
-	return (!spill->pack_writing || spill->pack_writing + most <= PACK_MOST / 2) && transfer_make_room(spill, most);
+	return !spill->pack_writing || spill->pack_writing + most <= PACK_MOST / 2 ? spill_memory_take(spill, most)
+										   : NULL;
+}
+
+static void transfer_lend(struct transfer *t, struct spill_memory *memory)
+{
+	t->memory = memory;
+	t->pack = spill_memory_bytes(memory);
 }
 
 int spill_write(struct spill *spill, const struct spill_record *record, const void *data, void *cookie,
@@ -348,10 +336,11 @@ int spill_write(struct spill *spill, const struct spill_record *record, const vo
 {
 	uint64_t most = SPILL_SHORTER(data_pages(record->bytes) / SPILL_PAGE) * SPILL_PAGE;
 	bool pack = record->codec != SPILL_PLAIN && most;
+	struct spill_memory *memory = NULL;
 	struct transfer *t;
 	int r = write_refused(spill, record->bytes);
 
-	if (r == 0 && pack && !pack_has_room(spill, most))
+	if (r == 0 && pack && !(memory = pack_memory(spill, most)))
 		r = -EAGAIN;
 	if (r < 0)
 		return r;
@@ -363,7 +352,8 @@ int spill_write(struct spill *spill, const struct spill_record *record, const vo
 	t->cookie = cookie;
 	spill->n_used_bytes += record->bytes;
 	if (pack) {
-		spill->pack_writing += t->pack_room;
+		transfer_lend(t, memory);
+		spill->pack_writing += spill_memory_room(memory);
 		t->packing = true;
 		t->op = (struct io_op){.kind = IO_WORK, .before = pack_before, .done = pack_done, .owner = t};
 		spill_submit(spill, &t->op);
@@ -592,13 +582,18 @@ int spill_read(struct spill *spill, spill_place place, const struct spill_record
 	bool lost = !at || at->state != RECORD_LIVE || !record->bytes || at->pages > pages;
 	bool packed = !lost && at->pages < pages;
 	uint64_t data_bytes = lost ? 0 : (uint64_t)(at->pages - 1) * SPILL_PAGE;
+	struct spill_memory *memory = NULL;
 	struct transfer *t;
 
-	if (packed && !transfer_make_room(spill, data_bytes))
+	if (packed && !(memory = spill_memory_take(spill, data_bytes)))
 		return -EAGAIN;
 	t = transfer_new(spill, lost ? TRANSFER_LOST : TRANSFER_READ, done, owner);
-	if (!t)
+	if (!t) {
+		spill_memory_give(spill, memory);
 		return -EAGAIN;
+	}
+	if (packed)
+		transfer_lend(t, memory);
 	t->place = place;
 	if (lost) { /* told later all the same, from spill_reap() */
 		transfer_submit(t, IO_READ, 0, 0, read_done);
@@ -725,7 +720,8 @@ static void spill_free(struct spill *spill)
 		segment_release(&spill->segments[i]);
 	free(spill->segments);
 	for (unsigned i = 0; spill->transfers && i < spill->n_transfers; i++)
-		free(spill->transfers[i].pack);
+		spill_memory_give(spill, spill->transfers[i].memory);
+	spill_memory_free_all(spill);
 	packer_free(spill->packer);
 	free(spill->transfers);
 	io_memory_take_back(spill->heads);

@@ -4,7 +4,7 @@
  * spill.c the interface and the transfers, spill_file.c the file with its lock, superblock and alignment, spill_raw.c where
  * it is a block device,
  * spill_segment.c segments and their records, spill_seal.c what makes a start short, spill_health.c errors, quarantine and probes,
- * spill_recover.c the start, spill_scrub.c and spill_drop.c what their names say.
+ * spill_memory.c memory for packed bytes, spill_recover.c the start, spill_scrub.c and spill_drop.c what their names say.
  */
 #ifndef KVPOOL_SPILL_STORE_H
 #define KVPOOL_SPILL_STORE_H
@@ -216,6 +216,16 @@ struct scrub {
 };
 void scrub_tick(struct spill *spill);
 
+/* ---- spill_memory.c ---- */
+
+struct spill_memory;
+/** spill_memory_take() - for @bytes at least. Return: NULL: not before others have ended. */
+struct spill_memory *spill_memory_take(struct spill *spill, uint64_t bytes);
+void spill_memory_give(struct spill *spill, struct spill_memory *memory);
+uint8_t *spill_memory_bytes(const struct spill_memory *memory);
+uint64_t spill_memory_room(const struct spill_memory *memory);
+void spill_memory_free_all(struct spill *spill);
+
 /* ---- spill.c ---- */
 
 enum transfer_kind {
@@ -261,8 +271,8 @@ struct transfer {
 	uint32_t layers_right; /* the first ones that were compared */
 	int bad; /* 0; -errno of a part, or of what was found in it */
 	uint32_t layers_told;
-	uint8_t *pack; /* packed bytes on their way, kept from one use to the next */
-	uint64_t pack_room;
+	uint8_t *pack; /* packed bytes on their way: memory's */
+	struct spill_memory *memory; /* lent to it; or NULL */
 	struct spill_packed told;
 };
 
@@ -293,7 +303,9 @@ struct spill {
 	struct transfer *transfers, *free_transfers;
 	uint8_t *heads;
 	struct packer *packer; /* the worker's */
-	uint64_t pack_room; /* of all transfers' pack, PACK_MOST at most */
+	struct spill_memory *pack_idle; /* spill_memory.c's: nobody has it just now */
+	uint64_t pack_room; /* of all such memory, PACK_MOST at most */
+	uint64_t n_pack_made; /* pieces of it so far */
 	uint64_t pack_writing; /* of those that write, half of it at most */
 	struct transfer *placeless, *last_placeless; /* packed, and waiting for a segment */
 	const struct transfer *ended; /* whose done() is being called */

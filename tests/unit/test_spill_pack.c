@@ -355,6 +355,32 @@ static void memory_for_packing_is_bounded_and_everything_gets_through(void **sta
 	assert_true(store_adds_up(f));
 }
 
+/* Plain ones beside them need none; what packed ones need is made once, for as many as are under way at a time. */
+static void memory_for_packing_is_used_again_whatever_moves_beside_it(void **state)
+{
+	enum { N = 60, BYTES = 1 << 20 };
+	struct fixture *f = *state;
+
+	for (unsigned round = 0; round < 3; round++) {
+		for (unsigned k = 0; k < N; k++) {
+			struct block *b = &f->blocks[k];
+			struct spill_record record;
+
+			*b = (struct block){.k = k, .bytes = BYTES};
+			record = block_record(b);
+			record.codec = k % 3 ? SPILL_PLAIN : SPILL_ZSTD;
+			if (!k)
+				block_fill(b, f->out);
+			while (spill_write(f->spill, &record, f->out, b, block_done, b) == -EAGAIN)
+				spill_wait(f->spill, loop_now() + SPILL_SECOND);
+		}
+		settle(f);
+		for (unsigned k = 0; k < N; k++) /* small ones take what there is, and do not cut it */
+			assert_int_equal(put_as(f, 1000 + k, 20000, SPILL_ZSTD), 0);
+	}
+	assert_in_range(f->spill->n_pack_made, 1, N / 3); /* no more than were ever under way */
+}
+
 static void packed_blocks_go_round_the_store_and_the_oldest_go_first(void **state)
 {
 	struct fixture *f = *state;
@@ -501,6 +527,7 @@ int main(void)
 		ONCE(a_forged_record_that_is_right_is_taken),
 		BOTH(a_lie_about_length_or_bytes_is_damage_and_stores_nothing_past_the_block),
 		ONCE(a_flipped_bit_of_packed_data_is_damage),
+		BOTH(memory_for_packing_is_used_again_whatever_moves_beside_it),
 		BOTH(memory_for_packing_is_bounded_and_everything_gets_through),
 		BOTH(packed_blocks_go_round_the_store_and_the_oldest_go_first),
 		ONCE(a_packed_write_that_fails_says_so_and_leaves_nothing),
