@@ -24,7 +24,8 @@
  * so a window of W shows min(p + 1, W) keys, itself included.  A hidden key is skipped, never multiplied by zero: NaN
  * or infinity in its bytes do no harm; a score of minus infinity hides its key too.  A row that sees nothing gives
  * zeros, and lse = -INFINITY (without a sink).  Scores, softmax and all sums are f32, so each f16 or bf16 value counts
- * exactly.  (With AMX queries and weights of BF16 in TILED are rounded to sixteen significant bits.)
+ * exactly.  (With AMX queries and weights of BF16 in TILED are rounded to sixteen significant bits; with VNNI those of
+ * I4 to whole numbers of sixteen bits.)
  *
  * Promise: on one instruction set (kvattn_isa_name()) the bits of a query row's result depend on that row, its
  * position, the options and the visible keys with their positions alone: not on how queries are cut into calls, what
@@ -98,9 +99,10 @@ enum kvattn_layout {
  * d / 2 * 2 * T + 2 * t + d % 2, dims rounded up to 2; V's number c * 64 * U + t / 2 * 2 * (dims of the chunk) + 2 * (d % 64)
  * + t % 2, U being T rounded up to 2 (T = 1: as the others).  I8 has T scales (f32) behind the elements, at a multiple of 4 bytes;
  * its offsets and strides are multiples of 4; so are I4's.  I4 has codes of four bits, then steps, then least values, both
- * f16.  K: byte (d / 2) * T + t holds dims d (low half) and d + 1 (high), a group is a dim of a tile, groups are numbered
- * by dim, rounded up to 16.  V: a token's dims of a chunk are 16-byte pieces of 32 dims, byte i holds dims i and i + 16, a
- * group is a token of a chunk, number c * 16 + t.  The last tile of a block is a whole one: its rest is room unused.
+ * f16.  Eight codes are a word of four bytes, byte i holds codes i (low half) and i + 4 (high).  K: word (d / 8) * T + t
+ * holds dims d / 8 * 8 and on of token t, a group is a dim of a tile, groups are numbered by dim, rounded up to 16.  V: word
+ * (t / 8) * P + d, P being the dims rounded up to 16, holds tokens t / 8 * 8 and on of dim d, a group is a token of a
+ * chunk, number c * 16 + t.  The last tile of a block is a whole one: its rest is room unused.
  */
 struct kvattn_geom {
 	uint32_t size; /* sizeof(struct kvattn_geom) */

@@ -73,22 +73,16 @@ static inline uint32_t tiled_v_tokens(uint32_t type, uint32_t tokens)
 	return tiled_paired(type) && tokens > 1 ? (uint32_t)tiled_up(tokens, 2) : tokens;
 }
 
-/** tiled_i4_row() - bytes of a token's @n dims in V of I4: dims in pairs of sixteen, low and high halves of 16 bytes */
-static inline uint32_t tiled_i4_row(uint32_t n)
-{
-	return (n + 31) / 32 * 16;
-}
+#define TILED_CODES_WORD 8u /* codes of I4 in a word of four bytes: eight dims of K, eight tokens of V */
 
 /** tiled_scale_off() - bytes of a tile's elements, behind which the scales lie; @values: of V, else of K */
 static inline size_t tiled_scale_off(uint32_t type, uint32_t dim, uint32_t tokens, bool values)
 {
 	const size_t padded = values ? tiled_up(dim, TILED_PAD) : tiled_paired(type) ? tiled_up(dim, 2) : dim;
 
-	if (type == KVATTN_I4 && values)
-		return tokens *
-		       (padded / TILED_CHUNK * (TILED_CHUNK / 2) + tiled_i4_row((uint32_t)(padded % TILED_CHUNK)));
 	if (type == KVATTN_I4)
-		return tiled_up((padded + 1) / 2 * tokens, sizeof(float));
+		return values ? tiled_up(tokens, TILED_CODES_WORD) / 2 * padded
+			      : tiled_up(padded, TILED_CODES_WORD) / 2 * tokens;
 	if (values)
 		tokens = tiled_v_tokens(type, tokens);
 	return tiled_up(padded * tokens * tiled_elem_bytes(type), sizeof(float));

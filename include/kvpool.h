@@ -79,9 +79,9 @@ enum kvp_layout {
 	KVP_LAYOUT_HND = 1, /* [layer][K, V][kv_head][token][dim], each tensor 64-byte aligned */
 	KVP_LAYOUT_NHD = 2, /* [layer][K, V][token][kv_head][dim], likewise */
 	KVP_LAYOUT_OPAQUE = 4, /* bytes of the engine with a stored length; desc.engine names the format */
-	/* [layer][kv_head][tile of 16 tokens][K, V], as kvattn.h has it: the fastest, and for all types.  3 was a layout with
-	   bf16 in another order: no such block is taken for one of these */
-	KVP_LAYOUT_TILED = 5,
+	/* [layer][kv_head][tile of 16 tokens][K, V], as kvattn.h has it: the fastest, and for all types.  3 and 5 were
+	   layouts with bf16, and then int4, in another order: no such block is taken for one of these */
+	KVP_LAYOUT_TILED = 6,
 };
 enum kvp_type { /* numbers as in kvattn.h */
 	KVP_TYPE_F32 = 1,

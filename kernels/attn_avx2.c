@@ -59,12 +59,13 @@ VEC vec vec_load_i8(const int8_t *p)
 	return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
 }
 
-/* Four bits, unsigned: the low half of each byte or the high one. */
-VEC vec vec_load_u4(const uint8_t *p, bool high)
+/* Four bits, unsigned: @up bits from below in each word. */
+VEC vec vec_load_u4(const uint8_t *p, uint32_t up)
 {
-	const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+	const __m256i words = _mm256_loadu_si256((const __m256i *)(const void *)p);
 
-	return _mm256_cvtepi32_ps(high ? _mm256_srli_epi32(bytes, 4) : _mm256_and_si256(bytes, _mm256_set1_epi32(15)));
+	return _mm256_cvtepi32_ps(
+		_mm256_and_si256(_mm256_srl_epi32(words, _mm_cvtsi32_si128((int)up)), _mm256_set1_epi32(15)));
 }
 
 /* Shifted into binary16 an E4M3 is 2^8 too small, subnormals too; NaN comes out as 480. */

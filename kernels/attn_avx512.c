@@ -60,12 +60,12 @@ VEC vec vec_load_i8(const int8_t *p)
 	return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
 }
 
-/* Four bits, unsigned: the low half of each byte or the high one. */
-VEC vec vec_load_u4(const uint8_t *p, bool high)
+/* Four bits, unsigned: @up bits from below in each word. */
+VEC vec vec_load_u4(const uint8_t *p, uint32_t up)
 {
-	const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+	const __m512i words = _mm512_srl_epi32(_mm512_loadu_si512(p), _mm_cvtsi32_si128((int)up));
 
-	return _mm512_cvtepi32_ps(high ? _mm512_srli_epi32(bytes, 4) : _mm512_and_si512(bytes, _mm512_set1_epi32(15)));
+	return _mm512_cvtepi32_ps(_mm512_and_si512(words, _mm512_set1_epi32(15)));
 }
 
 /* Shifted into binary16 an E4M3 is 2^8 too small, subnormals too; NaN comes out as 480. */

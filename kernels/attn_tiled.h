@@ -32,7 +32,7 @@ struct tiled {
 	struct work w;
 	struct geom_tensor k, v;
 	size_t k_bytes, v_bytes; /* of a tile in blocks */
-	size_t fetch_lines; /* I4: lines of the next pass's tile for each sixteen dims of this one */
+	size_t k_fetch, v_fetch; /* I4: lines of the next pass's tile for each sixteen dims of this one */
 	size_t ahead; /* bytes of a stream that are asked for before they are used */
 	enum tiled_way k_way, v_way;
 	struct tile tiles[SPLIT_STEPS];
@@ -492,12 +492,6 @@ INLINE void turns_all(const int type, const bool wide, const struct tiled *x, co
 	}
 }
 
-/* Each weight by its token's scale; sums of weights are done. */
-TARGET static void weights_scale(const struct work *w, const struct lanes *v)
-{
-	scores_scale(w, v);
-}
-
 /* ---- One copy of each pass for each type ---- */
 
 #define TILED_PASSES(name, type) \
@@ -546,7 +540,7 @@ TILED_PASSES(tb16, KVATTN_BF16)
 TILED_PASSES(t8, KVATTN_I8)
 TILED_PASSES(tf8, KVATTN_FP8_E4M3)
 
-/* ---- I4: always widened ---- */
+/* ---- I4: widened where there are no products of bytes ---- */
 
 /* Sixteen f16 as f32. */
 INLINE void halves_open(const uint16_t *from, float *to)
@@ -555,10 +549,17 @@ INLINE void halves_open(const uint16_t *from, float *to)
 		vec_store(to + j, vec_load_f16(from + j));
 }
 
-/* value = least + step * code; the product is exact, so the sum is the only rounding */
-INLINE vec i4_vec(const uint8_t *bytes, bool high, float step, float least)
+/* value = least + step * code; the product is exact, so the sum is the only rounding.  Code @i of each word */
+INLINE vec i4_vec(const uint8_t *words, uint32_t i, float step, float least)
 {
-	return vec_fma(vec_load_u4(bytes, high), vec_set1(step), vec_set1(least));
+	return vec_fma(vec_load_u4(words, i % 4 * 8 + i / 4 * 4), vec_set1(step), vec_set1(least));
+}
+
+/* What the next pass reads of stream @s, in as many parts as this one has sixteens of dims. */
+INLINE void part_fetch(const struct fetch *fetch, uint32_t s, uint32_t part, size_t lines)
+{
+	for (size_t o = part * lines; o < (part + 1) * lines; o++)
+		__builtin_prefetch(fetch->next[s] + o * 64);
 }
 
 INLINE const uint16_t *i4_steps_of(const struct geom_tensor *t, const char *tile)
@@ -609,14 +610,12 @@ TARGET static void widen_k_i4(const struct tiled *x, const struct tile *tile, ui
 
 			halves_open(steps + d0, step);
 			halves_open(steps + pad + d0, least);
-			for (size_t o = d0 / SUB_TOKENS * x->fetch_lines; o < (d0 / SUB_TOKENS + 1) * x->fetch_lines;
-				o++)
-				__builtin_prefetch(fetch->next[s] + o * 64);
+			part_fetch(fetch, s, d0 / SUB_TOKENS, x->k_fetch);
 			for (uint32_t d = d0; d < dim && d < d0 + SUB_TOKENS; d++)
 				for (uint32_t j = 0; j < SUB_TOKENS; j += LANES)
 					vec_store(to + d * ATTN_TILE + s * SUB_TOKENS + j,
-						i4_vec(codes + d / 2 * SUB_TOKENS + j, d % 2, step[d - d0],
-							least[d - d0]));
+						i4_vec(codes + (d / TILED_CODES_WORD * SUB_TOKENS + j) * 4,
+							d % TILED_CODES_WORD, step[d - d0], least[d - d0]));
 		}
 	for (uint32_t s = 0; s < STREAMS; s++)
 		if (!tile->sub[s].whole)
@@ -631,7 +630,7 @@ TARGET static void widen_v_i4(const struct tiled *x, const struct tile *tile, ui
 	float step[SUB_TOKENS], least[SUB_TOKENS];
 
 	for (uint32_t c = 0; c < dim; c += TILED_CHUNK) {
-		const uint32_t n = tiled_v_row(x->v.dim, c), row = tiled_i4_row(n);
+		const uint32_t n = tiled_v_row(x->v.dim, c);
 
 		for (uint32_t s = 0; s < STREAMS; s++) {
 			const uint16_t *steps;
@@ -640,17 +639,17 @@ TARGET static void widen_v_i4(const struct tiled *x, const struct tile *tile, ui
 			if (!tile->sub[s].whole)
 				continue;
 			steps = i4_steps_of(&x->v, v->base[s]) + c / TILED_CHUNK * TILED_TOKENS;
-			codes = (const uint8_t *)v->base[s] + c / 2 * SUB_TOKENS;
+			codes = (const uint8_t *)v->base[s];
 
 			halves_open(steps, step);
 			halves_open(steps + groups, least);
-			for (size_t o = c / SUB_TOKENS * x->fetch_lines; o < (c + n) / SUB_TOKENS * x->fetch_lines; o++)
-				__builtin_prefetch(fetch->next[s] + o * 64);
+			for (uint32_t d = 0; d < n; d += SUB_TOKENS)
+				part_fetch(fetch, s, (c + d) / SUB_TOKENS, x->v_fetch);
 			for (uint32_t t = 0; t < SUB_TOKENS; t++)
-				for (uint32_t d = 0; d < n; d += LANES)
-					vec_store(to + ((size_t)t * STREAMS + s) * dim + c + d,
-						i4_vec(codes + t * row + d / 32 * 16 + d % 16, d / 16 % 2, step[t],
-							least[t]));
+				for (uint32_t d = c; d < c + n; d += LANES)
+					vec_store(to + ((size_t)t * STREAMS + s) * dim + d,
+						i4_vec(codes + (t / TILED_CODES_WORD * dim + d) * 4,
+							t % TILED_CODES_WORD, step[t], least[t]));
 		}
 	}
 	for (uint32_t s = 0; s < STREAMS; s++)
@@ -684,6 +683,7 @@ TARGET static void turns_wide(const struct tiled *x, const struct lanes *v, uint
 
 #if defined(TILED_BYTES)
 #include "attn_bytes.h"
+#include "attn_fours.h"
 #else
 static void bytes_queries(const struct work *w)
 {
@@ -699,6 +699,23 @@ static void bytes_scores(
 static void bytes_turns(const struct tiled *x, const struct lanes *v, const struct fetch *fetch, uint32_t h)
 {
 	(void)x, (void)v, (void)fetch, (void)h;
+}
+
+static void fours_queries(const struct work *w)
+{
+	(void)w;
+}
+
+static void fours_scores(
+	const struct tiled *x, const struct tile *tile, uint32_t h, const struct lanes *k, const struct fetch *fetch)
+{
+	(void)x, (void)tile, (void)h, (void)k, (void)fetch;
+}
+
+static void fours_turns(
+	const struct tiled *x, const struct tile *tile, uint32_t h, const struct lanes *v, const struct fetch *fetch)
+{
+	(void)x, (void)tile, (void)h, (void)v, (void)fetch;
 }
 #endif
 
@@ -796,12 +813,14 @@ TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t n
 		fetch_k.next[s] = v.base[s];
 		fetch_v.next[s] = stream_next(x, next_step, head0 + next_h, s, k.base[s]);
 	}
-	if (!w->widen || x->k_way == TILED_PAIRS)
+	if (x->k.type != KVATTN_I4 && (!w->widen || x->k_way == TILED_PAIRS))
 		fetch_set(&fetch_k, x, &k, x->k_bytes);
-	if (!w->widen || x->v_way == TILED_PAIRS)
+	if (x->v.type != KVATTN_I4 && (!w->widen || x->v_way == TILED_PAIRS))
 		fetch_set(&fetch_v, x, &v, x->v_bytes);
 	if (x->k_way == TILED_PAIRS) {
 		amx_scores(x, tile, h, &k, &fetch_k);
+	} else if (x->k_way == TILED_CODES && x->k.type == KVATTN_I4) {
+		fours_scores(x, tile, h, &k, &fetch_k);
 	} else if (x->k_way == TILED_CODES) {
 		bytes_scores(x, h, &k, w->widen ? NULL : &fetch_k, one_stream);
 	} else if (w->widen) {
@@ -817,10 +836,14 @@ TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t n
 		return;
 	}
 	rows_weigh(w, tile, h, w->seen + (size_t)i * w->part->rows.n_q, true);
-	if (v.scale[0])
-		weights_scale(w, &v);
+	if (v.scale[0]) /* each weight by its token's scale; sums of weights are done */
+		scores_scale(w, &v);
 	if (x->v_way == TILED_PAIRS) {
 		amx_turns(x, tile, h, &v, &fetch_v);
+		return;
+	}
+	if (x->v_way == TILED_CODES && x->v.type == KVATTN_I4) {
+		fours_turns(x, tile, h, &v, &fetch_v);
 		return;
 	}
 	if (x->v_way == TILED_CODES) {
@@ -862,6 +885,12 @@ static void group_take(struct tiled *x, uint32_t first)
 	}
 }
 
+/* Lines of @bytes for each sixteen of @dim dims. */
+static size_t part_lines(size_t bytes, uint32_t dim)
+{
+	return (bytes / 64 * SUB_TOKENS + dim - 1) / dim;
+}
+
 /* @best: what the processor has */
 static void tiled_part(const struct attn_part *part, enum tiled_way best)
 {
@@ -873,17 +902,19 @@ static void tiled_part(const struct attn_part *part, enum tiled_way best)
 	work_init(part, best, &x.w);
 	if (x.k_way == TILED_PAIRS)
 		amx_queries(&x);
+	else if (x.k_way == TILED_CODES && x.k.type == KVATTN_I4)
+		fours_queries(&x.w);
 	else if (x.k_way == TILED_CODES)
 		bytes_queries(&x.w);
 	else
 		queries_turn(&x.w);
 	x.k_bytes = attn_round_up(tiled_bytes(x.k.type, x.k.dim, TILED_TOKENS, false), TILED_ALIGN);
 	x.v_bytes = attn_round_up(tiled_bytes(x.v.type, x.v.dim, TILED_TOKENS, true), TILED_ALIGN);
-	x.w.widen = tiled_wide(part->call, x.w.rows);
+	x.w.widen |= (x.k.type == KVATTN_I4 && x.k_way == TILED_VECTORS) ||
+		     (x.v.type == KVATTN_I4 && x.v_way == TILED_VECTORS);
 	x.w.shorten = x.v_way == TILED_PAIRS;
-	x.fetch_lines = (x.k_bytes > x.v_bytes ? x.k_bytes : x.v_bytes) * SUB_TOKENS / 64 /
-				(x.k.dim < x.v.dim ? x.k.dim : x.v.dim) +
-			1;
+	x.k_fetch = part_lines(x.v_bytes, x.k.dim);
+	x.v_fetch = part_lines(x.k_bytes, x.v.dim);
 	tiled_find(&x);
 	tiled_sight(&x);
 	if (best == TILED_PAIRS)

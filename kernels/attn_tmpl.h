@@ -99,13 +99,13 @@ struct work {
 /* How K or V of a tile are multiplied. */
 enum tiled_way {
 	TILED_VECTORS, /* as f32 */
-	TILED_CODES, /* I8: bytes with bytes, see attn_bytes.h */
+	TILED_CODES, /* I8 and I4: bytes with bytes, see attn_bytes.h */
 	TILED_PAIRS, /* BF16: pairs with pairs, see attn_amx.h */
 };
 
 /* ---- Memory ---- */
 
-/* Whether a tile is widened to f32 before use: many rows, or codes of less than a byte. */
+/* Whether there is room for a tile as f32: many rows, or codes of less than a byte. */
 static bool tiled_wide(const struct attn_call *call, uint32_t rows)
 {
 	return call->geom.layout == KVATTN_TILED &&
@@ -115,7 +115,9 @@ static bool tiled_wide(const struct attn_call *call, uint32_t rows)
 /* @best: the best way this processor has */
 static enum tiled_way tiled_way(uint32_t type, enum tiled_way best)
 {
-	const enum tiled_way own = type == KVATTN_I8 ? TILED_CODES : type == KVATTN_BF16 ? TILED_PAIRS : TILED_VECTORS;
+	const enum tiled_way own = type == KVATTN_I8 || type == KVATTN_I4 ? TILED_CODES
+				   : type == KVATTN_BF16		  ? TILED_PAIRS
+									  : TILED_VECTORS;
 
 	return own <= best ? own : TILED_VECTORS;
 }
@@ -154,6 +156,8 @@ static size_t scratch_layout(const struct attn_call *call, uint32_t rows_all, ui
 		TAKE(w_step, float, rows);
 		TAKE(w_less, int32_t, (size_t)rows * LANES);
 	}
+	if (tiled && call->geom.type_k == KVATTN_I4)
+		TAKE(q_step, float, rows_all);
 	if (tiled && tiled_way(call->geom.type_k, best) == TILED_PAIRS) {
 		/* each head's rows to whole tiles */
 		TAKE(q_parts, uint16_t,

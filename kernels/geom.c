@@ -378,18 +378,9 @@ static void nibble_set(uint8_t *byte, bool high, uint32_t code)
 	*byte = (uint8_t)(high ? (*byte & 0x0f) | code << 4 : (*byte & 0xf0) | code);
 }
 
-/* The byte that holds a code and which half of it. */
 static size_t i4_at(const struct geom_tensor *t, uint32_t dim_at, uint32_t token, bool *high)
 {
-	const uint32_t chunk = dim_at / TILED_CHUNK * TILED_CHUNK, in = dim_at - chunk;
-
-	if (!t->values) {
-		*high = dim_at % 2;
-		return (size_t)(dim_at / 2) * t->tile + token;
-	}
-	*high = in / 16 % 2;
-	return (size_t)(chunk / 2) * t->tile + (size_t)token * tiled_i4_row(tiled_v_row(t->dim, chunk)) + in / 32 * 16 +
-	       in % 16;
+	return tiled_code_at(t->tile, t->dim, dim_at, token, t->values, high);
 }
 
 static uint16_t *i4_steps(const struct geom_tensor *t, char *tile)

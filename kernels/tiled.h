@@ -7,7 +7,8 @@
  * [chunk of 64 dims][token][dim in the chunk], its dims rounded up to TILED_PAD, so that a pass over values reads
  * straight on.  BF16 lies in pairs, [dims / 2][token][2] and [token / 2][dim in the chunk][2], as AMX multiplies them.  I8 keeps a scale for each token behind the elements, as f32.  I4 is value = least + step * code, code
  * 0 .. 15, step and least f16 behind the codes: K's for each dim of a tile (real K has channels that stand out), V's for
- * each token and chunk of 64 dims.
+ * each token and chunk of 64 dims.  Eight codes are a word, so that a vector's low halves, and its high ones, are what a
+ * product of bytes adds up: [dims / 8][token] in K, [token / 8][dim] in V.
  */
 #ifndef KVATTN_TILED_H
 #define KVATTN_TILED_H
@@ -40,6 +41,18 @@ static inline size_t tiled_v_at(uint32_t type, uint32_t tokens, uint32_t dim_v, 
 		return (size_t)chunk * tiled_v_tokens(type, tokens) +
 		       (size_t)(token / 2) * 2 * tiled_v_row(dim_v, chunk) + 2 * (dim_at - chunk) + token % 2;
 	return (size_t)chunk * tokens + (size_t)token * tiled_v_row(dim_v, chunk) + (dim_at - chunk);
+}
+
+/** tiled_code_at() - the byte that holds a code of I4 in a tile of @tokens, and whether in its high half; @dim: of V */
+static inline size_t tiled_code_at(
+	uint32_t tokens, uint32_t dim, uint32_t dim_at, uint32_t token, bool values, bool *high)
+{
+	const uint32_t in = (values ? token : dim_at) % TILED_CODES_WORD;
+	const size_t word = values ? token / TILED_CODES_WORD * tiled_up(dim, TILED_PAD) + dim_at
+				   : (size_t)(dim_at / TILED_CODES_WORD) * tokens + token;
+
+	*high = in / 4;
+	return word * 4 + in % 4;
 }
 
 #endif

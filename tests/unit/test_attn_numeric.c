@@ -428,6 +428,32 @@ static void hidden_keys_are_never_multiplied_by_zero(void **state)
 	kv_close(&kv);
 }
 
+static void hidden_values_of_every_type_do_no_harm(void **state)
+{
+	/* a hidden token's scale is NaN, and stands beside those of visible ones */
+	static const uint32_t types[] = {KVATTN_F32, KVATTN_F16, KVATTN_BF16, KVATTN_FP8_E4M3, KVATTN_I8, KVATTN_I4};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(types); i++) {
+		const struct kvattn_shape shape = {1, 1, 16, 16, KVATTN_F32, types[i], 16};
+		float k[48] = {0}, v[48] = {0}, q[48] = {0}, out[48];
+		struct kvattn_opts opts;
+		struct kvattn_seq seq;
+		struct kv kv;
+
+		for (int d = 0; d < 16; d++)
+			v[d] = 1 + (float)(d % 2), v[16 + d] = 3 + (float)(d % 2), v[32 + d] = NAN;
+		kv_open(&kv, &shape, ORDER_TILED, 3);
+		kv_fill(&kv, k, v);
+		kvattn_opts_init(&opts, 1);
+		seq = kv_seq(&kv, q, 3, out);
+		assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
+		if (!(fabsf(out[0] - 1) <= 0.02f && fabsf(out[16] - 2) <= 0.02f && isnan(out[32])))
+			fail_msg("type %u: %g, %g, %g", types[i], out[0], out[16], out[32]);
+		kv_close(&kv);
+	}
+}
+
 static float softcap_of_this_run;
 
 static void with_softcap(struct kvattn_opts *opts)
@@ -924,6 +950,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_causal_chunk_ends_at_the_last_key),
 		cmocka_unit_test(rows_before_the_first_key_see_nothing),
 		cmocka_unit_test(hidden_keys_are_never_multiplied_by_zero),
+		cmocka_unit_test(hidden_values_of_every_type_do_no_harm),
 		cmocka_unit_test(the_soft_cap_comes_before_the_mask),
 		cmocka_unit_test(the_soft_cap_bounds_and_zero_is_off),
 		cmocka_unit_test(alibi_weighs_by_distance),

@@ -252,9 +252,12 @@ static void trial_describe(const struct trial *t, char *text, size_t size)
 		t->alibi ? " alibi" : "", t->sink_logits ? " sink" : "", t->threads);
 }
 
-/* Queries of sixteen bits move a score by up to 2^-16 of it, and of what cancels in it. */
+/* Queries of sixteen bits move a score by up to 2^-16 of it, and of what cancels in it.  I4 by products of bytes: of the
+ * largest query times step, and of the largest weight of 64. */
 static double trial_tolerance(const struct trial *t, double reach)
 {
+	if (rows_in_digits(t->type_k, t->type_v))
+		return 1e-4 + 0x1p-14 * reach;
 	if (rows_rounded(t->type_k, t->type_v, t->order == ORDER_TILED))
 		return 2e-5 + 0x1p-15 * reach;
 	return TOLERANCE + SCORE_ROUNDING * reach;

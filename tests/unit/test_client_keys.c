@@ -208,6 +208,7 @@ static void a_bad_descriptor_names_its_field(void **state)
 	BAD("layout", bad.layout = KVP_LAYOUT_TILED + 1);
 	BAD("layout", bad.layout = 0);
 	BAD("layout", bad.layout = 3); /* tiles with bf16 in another order: their bytes would be read wrong */
+	BAD("layout", bad.layout = 5); /* tiles with int4 in another order */
 	BAD("type_k", bad.type_k = KVP_TYPE_I8); /* in tiles only */
 	BAD("type_v", bad.type_v = KVP_TYPE_I4);
 	BAD("block_tokens", bad.block_tokens = 0);

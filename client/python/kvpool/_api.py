@@ -44,7 +44,7 @@ class Layout(enum.IntEnum):
     HND = 1
     NHD = 2
     OPAQUE = 4
-    TILED = 5
+    TILED = 6
 
 
 class Type(enum.IntEnum):
