@@ -2,7 +2,8 @@
  * bench_attn.c - kvctl bench attn: a decode step over blocks of the pool, in place, beside the same over private
  * contiguous memory and beside reading the same bytes
  *
- * One layer of 32 query and 8 KV heads of 128, f16, blocks of 64 tokens, one thread.
+ * One layer of 32 query and 8 KV heads of 128, f16, blocks of 64 tokens as the pool's own layout has them (HND), one thread.
+ * Processor time, the least of some turns between what is compared: other work on the machine shows less so.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>
@@ -11,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "bench.h"
 #include "kvattn.h"
@@ -25,6 +27,8 @@
 #define N_BLOCKS 512u /* 32768 tokens, 128 MiB */
 #define BLOCK_BYTES (2u * KV_HEADS * BLOCK_TOKENS * DIM * 2u)
 #define SLICES 9
+#define STREAMS 4u /* blocks read side by side: one after the other leaves half of the memory's speed unused */
+#define READ_SHARE 0.60 /* of that speed, at least */
 
 struct attn_job {
 	struct kvattn_geom geom;
@@ -76,6 +80,14 @@ static int publish_all(struct attn_job *job, struct load *load)
 	return 0;
 }
 
+static double cpu_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
 /* One decode step. Return: ms; < 0: refused. */
 static double step(const struct attn_job *job, const void *const *blocks, float *out)
 {
@@ -86,18 +98,32 @@ static double step(const struct attn_job *job, const void *const *blocks, float 
 		.n_q = 1,
 		.causal = 1,
 	};
-	uint64_t start = now_ns();
+	double start = cpu_ms();
 
-	return kvattn_attend(&job->geom, &seq, 1, &job->opts) < 0 ? -1 : (double)(now_ns() - start) / 1e6;
+	return kvattn_attend(&job->geom, &seq, 1, &job->opts) < 0 ? -1 : cpu_ms() - start;
 }
 
+/* A word of every line. */
 static double read_all(const struct attn_job *job, volatile uint64_t *sum)
 {
-	uint64_t start = now_ns();
+	double start = cpu_ms();
+	uint64_t all = 0;
 
-	for (unsigned i = 0; i < N_BLOCKS; i++)
-		*sum += load_read_lines(job->pool_blocks[i], BLOCK_BYTES);
-	return (double)(now_ns() - start) / 1e6;
+	for (unsigned i = 0; i < N_BLOCKS; i += STREAMS)
+		for (unsigned at = 0; at < BLOCK_BYTES / sizeof(uint64_t); at += 64 / sizeof(uint64_t))
+			for (unsigned s = 0; s < STREAMS; s++)
+				all += ((const uint64_t *)job->pool_blocks[i + s])[at];
+	*sum += all;
+	return cpu_ms() - start;
+}
+
+static double least(const double *values)
+{
+	double low = values[0];
+
+	for (unsigned i = 1; i < SLICES; i++)
+		low = values[i] < low ? values[i] : low;
+	return low;
 }
 
 static int attn_measure(struct bench *bench, struct attn_job *job)
@@ -120,13 +146,13 @@ static int attn_measure(struct bench *bench, struct attn_job *job)
 		complain("bench: attention over the pool's blocks differs from that over private memory");
 		return KVCTL_FAILED;
 	}
-	p = load_median(pool, SLICES);
-	f = load_median(flat, SLICES);
-	r = load_median(reads, SLICES);
+	p = least(pool);
+	f = least(flat);
+	r = least(reads);
 	bench_row(bench, "ms", p, "private contiguous memory", f, BENCH_NO_TARGET,
 		"decode step over %u tokens in the pool (%s)", N_BLOCKS * BLOCK_TOKENS, kvattn_isa_name());
-	bench_row(bench, "GB/s", (double)N_BLOCKS * BLOCK_BYTES / p / 1e6, "reading the same lines",
-		(double)N_BLOCKS * BLOCK_BYTES / r / 1e6, BENCH_NO_TARGET, "  bytes of K and V a second, one thread");
+	bench_row(bench, "ms", p, "reading the same lines, four streams", r, 1 / READ_SHARE,
+		"  beside reading: %.1f GB/s of K and V, one thread", (double)N_BLOCKS * BLOCK_BYTES / p / 1e6);
 	return 0;
 }
 
