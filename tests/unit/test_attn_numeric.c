@@ -857,6 +857,28 @@ static void rising_and_falling_maxima_give_the_same(void **state)
 	check(&(struct given){.n = 200, .q0 = 1, .k = k, .v = v, .want = want, .want_lse = NAN});
 }
 
+static void splits_fold_whichever_has_the_larger_maximum(void **state)
+{
+	/* 1024 positions a split: the weights of one are three times those of the other */
+	static float k[2048], v[2048];
+
+	(void)state;
+	for (int later = 0; later < 2; later++) {
+		for (int j = 0; j < 2048; j++) {
+			k[j] = j / 1024 == later;
+			v[j] = j / 1024 == later ? 2 : 1;
+		}
+		for (enum order order = ORDER_HND; order < N_ORDERS; order++)
+			check_shape(&(struct given){.n = 2048,
+					    .q0 = logf(3),
+					    .k = k,
+					    .v = v,
+					    .want = 1.75,
+					    .want_lse = logf(4 * 1024)},
+				KVATTN_F32, 64, order, 16, 1);
+	}
+}
+
 static void parts_merge_by_their_log_sums(void **state)
 {
 	static const float out_a[2] = {0, 0.5f}, out_b[2] = {4, 4.5f}, none[2] = {NAN, NAN};
@@ -966,6 +988,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(int8_rows_without_a_scale_are_zero_or_nan),
 		cmocka_unit_test(int8_scales_may_be_negative),
 		cmocka_unit_test(rising_and_falling_maxima_give_the_same),
+		cmocka_unit_test(splits_fold_whichever_has_the_larger_maximum),
 		cmocka_unit_test(parts_merge_by_their_log_sums),
 		cmocka_unit_test(weights_sum_to_one),
 		cmocka_unit_test(a_sink_joins_the_denominator_alone),
