@@ -810,8 +810,10 @@ TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t n
 	for (uint32_t s = 0; s < STREAMS; s++) {
 		if (v.scale[s]) /* wanted before the values */
 			__builtin_prefetch(v.scale[s]);
-		fetch_k.next[s] = v.base[s];
-		fetch_v.next[s] = stream_next(x, next_step, head0 + next_h, s, k.base[s]);
+		/* of a tile that is not whole, I4 lies in no one place: then what is asked for is there already */
+		fetch_k.next[s] = v.base[s] ? v.base[s] : (const char *)w->q;
+		fetch_v.next[s] =
+			stream_next(x, next_step, head0 + next_h, s, k.base[s] ? k.base[s] : (const char *)w->q);
 	}
 	if (x->k.type != KVATTN_I4 && (!w->widen || x->k_way == TILED_PAIRS))
 		fetch_set(&fetch_k, x, &k, x->k_bytes);
