@@ -172,7 +172,8 @@ static void a_pool_larger_than_the_limit_is_refused_with_both_numbers(void **sta
 
 	say(f, "/sys/fs/cgroup/host/memory.max", "%lu\n", 15 * MIB);
 	assert_true(start(f) < 0);
-	assert_true(host_logged(&f->host, "--pool 16777216 is more than this cgroup's memory limit of 15728640", 1000));
+	assert_true(
+		host_logged(&f->host, "--pool, 16777216, is more than this cgroup's memory limit of 15728640", 1000));
 }
 
 static void how_pressure_is_watched_is_said(void **state)

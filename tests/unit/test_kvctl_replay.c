@@ -153,13 +153,15 @@ static void lru_finds_what_a_plain_search_finds(void **state)
 /* All that can be kept of a few requests, tried one by one. */
 static uint64_t best_from(const struct replay_trace *trace, uint32_t r, unsigned in, unsigned room)
 {
-	const struct replay_request *request = &trace->requests[r];
-	const uint32_t *ids = trace->ids + request->first;
+	const struct replay_request *request;
+	const uint32_t *ids;
 	unsigned all = in;
 	uint64_t hits = 0, best = 0;
 
 	if (r == trace->n_requests)
 		return 0;
+	request = &trace->requests[r];
+	ids = trace->ids + request->first;
 	while (hits < request->n && in >> ids[hits] & 1)
 		hits++;
 	for (uint32_t k = 0; k < request->n; k++)
