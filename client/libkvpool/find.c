@@ -54,7 +54,9 @@ static void pin_drop(struct kvp_pin *pin)
 	atomic_fetch_sub_explicit(&pin->count, 1, memory_order_release);
 }
 
-static HOT enum found slot_try(struct ns_map *map, uint64_t slot, const struct kvp_key *key, struct spot *spot)
+/* @mapped: a slot whose slab is not mapped is of no use to the caller. */
+static HOT enum found slot_try(
+	struct ns_map *map, uint64_t slot, const struct kvp_key *key, struct spot *spot, const bool mapped)
 {
 	const struct session *session = map->session;
 	const struct kvp_block *block;
@@ -71,6 +73,8 @@ static HOT enum found slot_try(struct ns_map *map, uint64_t slot, const struct k
 		return FOUND_NOT; /* its descriptors are not there to be touched */
 	slab = atomic_load_explicit(&map->ro[place], memory_order_acquire);
 	if (!slab || slab->number != number) {
+		if (mapped)
+			return FOUND_NOT;
 		spot->map = map;
 		spot->slot = slot;
 		return slot_seems(map, slot, key) ? FOUND_UNMAPPED : FOUND_NOT;
@@ -106,7 +110,7 @@ static HOT enum found slot_try(struct ns_map *map, uint64_t slot, const struct k
 
 enum found find_pin_slot(struct ns_map *map, uint64_t slot, const struct kvp_key *key, struct spot *spot)
 {
-	return slot_try(map, slot, key, spot);
+	return slot_try(map, slot, key, spot, false);
 }
 
 enum found find_pin_arriving(
@@ -209,7 +213,7 @@ static enum found slot_look(struct ns_map *map, uint64_t slot, const struct kvp_
 static HOT enum found hint_try(
 	struct ns_map *map, uint64_t slot, const struct kvp_key *key, enum lookup how, struct spot *spot)
 {
-	return how == LOOKUP_PIN ? slot_try(map, slot, key, spot) : slot_look(map, slot, key, how);
+	return how == LOOKUP_PIN ? slot_try(map, slot, key, spot, false) : slot_look(map, slot, key, how);
 }
 
 static HOT bool bucket_is_full(const struct kvp_index_bucket *bucket)
@@ -321,22 +325,20 @@ static HOT uint64_t slot_guess(const struct ns_map *map, const struct kvp_key *k
 
 /* ---- views ---- */
 
-static HOT bool view_take(struct kvp_view *view, struct kvp_ns *ns, const struct spot *spot, uint32_t hit)
-{
-	uint64_t handle;
-	struct hold *hold = hold_take(&handle);
+/*
+ * Between two pins, and between a pin and its release, each store costs: a locked operation waits until those before it are
+ * in the cache, and registers saved by a function are stores too.  So these are few, and what is rare is called.
+ */
 
-	if (!hold) {
-		pin_drop(spot->pin);
-		return false;
-	}
+static HOT void view_set(struct kvp_view *view, struct kvp_ns *ns, const struct spot *spot, uint32_t hit,
+	struct hold *hold, uint64_t handle)
+{
 	hold->kind = HOLD_VIEW;
-	hold->owner = spot->map;
-	hold->slot = spot->slot;
-	hold->generation = spot->generation;
-	hold->block = spot->block;
-	hold->pin = spot->pin;
 	hold->arriving = 0;
+	hold->owner = spot->map;
+	hold->block = spot->block;
+	hold->generation = spot->generation;
+	hold->pin = spot->pin;
 	/* field by field: a whole one would be cleared first, with a string instruction; the rest of opaque is not looked at */
 	view->data = spot->data;
 	view->used_bytes = spot->used_bytes;
@@ -346,6 +348,18 @@ static HOT bool view_take(struct kvp_view *view, struct kvp_ns *ns, const struct
 	view->reason = 0;
 	view->ns = ns;
 	view->opaque[0] = handle;
+}
+
+static HOT bool view_take(struct kvp_view *view, struct kvp_ns *ns, const struct spot *spot, uint32_t hit)
+{
+	uint64_t handle;
+	struct hold *hold = hold_take(&handle);
+
+	if (!hold) {
+		pin_drop(spot->pin);
+		return false;
+	}
+	view_set(view, ns, spot, hit, hold, handle);
 	return true;
 }
 
@@ -375,7 +389,7 @@ static inline bool hold_is_dead(const struct hold *hold)
 }
 
 /* Of a hold whose block is not there as a whole: one that was given while it was being read back may stand all the same. */
-static __attribute__((noinline)) bool hold_lost_for_good(const struct hold *hold)
+static bool hold_lost_for_good(const struct hold *hold)
 {
 	uint64_t word = atomic_load_explicit(&hold->block->word, memory_order_relaxed);
 
@@ -386,11 +400,31 @@ static __attribute__((noinline)) bool hold_lost_for_good(const struct hold *hold
 /* As block_lost(), of a hold. */
 static HOT bool hold_lost(const struct hold *hold)
 {
-	return __builtin_expect(block_lost(hold->block, hold->generation), 0) && hold_lost_for_good(hold);
+	return block_lost(hold->block, hold->generation) && hold_lost_for_good(hold);
 }
 
-/* Return: true: the hold had been lost. */
-static HOT bool view_release(struct kvp_view *view)
+/* The usual release. Return: false: nothing was done. */
+static HOT bool view_release_usual(struct kvp_view *view)
+{
+	struct self *self = self_mine;
+	const uint64_t handle = view->opaque[0];
+	struct hold *hold;
+
+	if (!view->data || !self || self->n_spare == SPARE_HOLDS ||
+		atomic_load_explicit(&process_forked, memory_order_relaxed))
+		return false;
+	hold = hold_get(handle);
+	if (!hold || hold->kind != HOLD_VIEW || block_lost(hold->block, hold->generation))
+		return false;
+	pin_drop(hold->pin);
+	view->data = NULL;
+	hold_void(hold);
+	self->spare[self->n_spare++] = (uint32_t)handle;
+	return true;
+}
+
+/* Any release. Return: true: the hold had been lost. */
+static __attribute__((noinline)) bool view_release(struct kvp_view *view)
 {
 	struct hold *hold = view->data ? hold_get(view->opaque[0]) : NULL;
 	bool lost = false;
@@ -398,23 +432,28 @@ static HOT bool view_release(struct kvp_view *view)
 	view->data = NULL;
 	if (!hold || hold->kind != HOLD_VIEW)
 		return false; /* released before, or never given */
-	if (__builtin_expect(!hold_is_dead(hold), 1)) {
+	if (!hold_is_dead(hold)) {
 		lost = hold_lost(hold);
 		pin_drop(hold->pin);
 	}
-	if (__builtin_expect(lost, 0))
+	if (lost)
 		count_add(hold_client(hold), COUNT_LOST_HOLDS, 1);
 	hold_end_at(hold, view->opaque[0]);
 	return lost;
 }
 
-int kvp_release(struct kvp_view *views, uint32_t n)
+static __attribute__((noinline)) int views_release(struct kvp_view *views, uint32_t n)
 {
 	int lost = 0;
 
 	for (uint32_t i = 0; views && i < n; i++)
-		lost += view_release(&views[i]);
+		lost += !view_release_usual(&views[i]) && view_release(&views[i]);
 	return lost;
+}
+
+int kvp_release(struct kvp_view *views, uint32_t n)
+{
+	return n == 1 && views && view_release_usual(views) ? 0 : views_release(views, n);
 }
 
 int kvp_view_node(const struct kvp_view *view)
@@ -426,7 +465,7 @@ int kvp_view_node(const struct kvp_view *view)
 	if (!hold || hold->kind != HOLD_VIEW || hold_is_dead(hold))
 		return -KVP_ENOENT;
 	map = hold->owner;
-	node = map->slabs[slot_place(map, hold->slot)].node;
+	node = map->slabs[slot_place(map, hold_slot(hold))].node;
 	return node <= INT32_MAX ? (int)node : -KVP_ENOENT;
 }
 
@@ -526,7 +565,7 @@ static void acquire_run(struct acquire *a)
 	for (; a->at < a->n; a->at++) {
 		uint64_t *guess = &guesses[a->at % GUESS_AHEAD];
 		struct spot spot = {0}, slow;
-		bool pinned = slot_try(a->map, *guess, &a->keys[a->at], &spot) == FOUND_PINNED;
+		bool pinned = slot_try(a->map, *guess, &a->keys[a->at], &spot, true) == FOUND_PINNED;
 
 		if (a->at + PREFETCH_AHEAD < a->n)
 			index_prefetch(a->map, &a->keys[a->at + PREFETCH_AHEAD]);
@@ -684,15 +723,18 @@ static HOT bool acquire_one(struct kvp_ns *ns, const struct kvp_key *key, struct
 	struct ns_map *map = atomic_load_explicit(&ns->map, memory_order_acquire);
 	struct self *self = self_mine;
 	struct part *part = self ? self->parts : NULL;
+	struct hold *hold;
 	struct spot spot;
+	uint64_t handle;
 
 	if (!map || !part || !self->n_spare ||
 		atomic_load_explicit(&part->client, memory_order_relaxed) != ns->client ||
 		atomic_load_explicit(&ns->client->dead, memory_order_relaxed))
 		return false;
-	if (slot_try(map, slot_guess(map, key, false), key, &spot) != FOUND_PINNED ||
-		!view_take(view, ns, &spot, KVP_HIT_RAM))
+	if (slot_try(map, slot_guess(map, key, false), key, &spot, true) != FOUND_PINNED)
 		return false;
+	hold = hold_take_spare(self, &handle);
+	view_set(view, ns, &spot, KVP_HIT_RAM, hold, handle);
 	part_add_ns(part, map, COUNT_HITS_RAM, 1);
 	part_add_ns(part, map, COUNT_TOKENS_RAM, spot.used_tokens);
 	return true;

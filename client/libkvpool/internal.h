@@ -347,14 +347,16 @@ enum hold_kind {
  */
 struct hold {
 	_Atomic uint32_t serial;
-	uint32_t kind;
+	uint16_t kind;
+	uint16_t arriving; /* of a view: 1: it was given while it was being read back */
 	void *owner;
-	uint64_t slot;
+	union {
+		uint64_t slot;
+		const struct kvp_block *block; /* of a view: hold_slot() */
+	};
 	uint64_t generation;
-	const struct kvp_block *block; /* of a view */
-	struct kvp_pin *pin;
-	uint64_t arriving; /* of a view: 1: it was given while it was being read back */
-	uint64_t pad; /* one cache line */
+	struct kvp_pin *pin; /* of a view */
+	uint64_t pad[3]; /* one cache line */
 };
 #define CHUNK_HOLDS 4096u
 #define CHUNKS_MAX 16384u
@@ -382,34 +384,48 @@ static inline struct hold *hold_get(uint64_t handle)
 void holds_refill(struct self *self);
 void holds_spill(struct self *self);
 
+/** hold_take_spare() - of a thread that has one to spare: as hold_take() */
+static inline struct hold *hold_take_spare(struct self *self, uint64_t *handle)
+{
+	uint32_t index = self->spare[--self->n_spare];
+	struct hold *hold = hold_at(index);
+
+	*handle = ((uint64_t)atomic_load_explicit(&hold->serial, memory_order_relaxed) + 1) << 32 | index;
+	return hold;
+}
+
 /** hold_take() - a free hold and its handle; fill in kind and the rest. NULL: out of memory. */
 static inline struct hold *hold_take(uint64_t *handle)
 {
 	struct self *self = self_get();
-	struct hold *hold;
-	uint32_t index;
 
 	if (self && !self->n_spare)
 		holds_refill(self);
-	if (!self || !self->n_spare)
-		return NULL;
-	index = self->spare[--self->n_spare];
-	hold = hold_at(index);
-	*handle = ((uint64_t)atomic_load_explicit(&hold->serial, memory_order_relaxed) + 1) << 32 | index;
-	return hold;
+	return self && self->n_spare ? hold_take_spare(self, handle) : NULL;
+}
+
+static inline void hold_void(struct hold *hold)
+{
+	hold->kind = HOLD_NONE;
+	atomic_store_explicit(
+		&hold->serial, atomic_load_explicit(&hold->serial, memory_order_relaxed) + 2, memory_order_relaxed);
 }
 
 static inline void hold_end_at(struct hold *hold, uint64_t handle)
 {
 	struct self *self = self_get();
 
-	hold->kind = HOLD_NONE;
-	atomic_store_explicit(
-		&hold->serial, atomic_load_explicit(&hold->serial, memory_order_relaxed) + 2, memory_order_relaxed);
+	hold_void(hold);
 	if (self && self->n_spare == SPARE_HOLDS)
 		holds_spill(self);
 	if (self && self->n_spare < SPARE_HOLDS) /* else out of memory: the handle is not used again */
 		self->spare[self->n_spare++] = (uint32_t)handle;
+}
+
+/** hold_slot() - of a view */
+static inline uint64_t hold_slot(const struct hold *hold)
+{
+	return (uint64_t)(hold->block - ((const struct ns_map *)hold->owner)->blocks);
 }
 
 /** hold_new() - Return: the handle; 0: out of memory. */

@@ -348,7 +348,7 @@ uint64_t hold_new(enum hold_kind kind, void *owner, uint64_t slot, uint64_t gene
 
 	if (!hold)
 		return 0;
-	hold->kind = kind;
+	hold->kind = (uint16_t)kind;
 	hold->owner = owner;
 	hold->slot = slot;
 	hold->generation = generation;

@@ -66,7 +66,7 @@ void cell_take_view(struct cell *cell, struct kvp_view *view)
 	const struct hold *hold = hold_get(view->opaque[0]);
 
 	cell->spot = (struct spot){.map = hold->owner,
-		.slot = hold->slot,
+		.slot = hold_slot(hold),
 		.generation = hold->generation,
 		.data = view->data,
 		.used_bytes = view->used_bytes,
