@@ -104,26 +104,34 @@ static uint32_t count_gone(const bool *gone, uint32_t n)
 	return count;
 }
 
-int64_t delete_keys(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns, bool *gone)
+/* Each of those not gone yet is asked for once. */
+static int delete_all(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns, bool *gone)
 {
-	int64_t count = 0;
 	int r = 0;
 
-	memset(gone, 0, n * sizeof(*gone));
 	for (uint32_t at = 0; at < n && r == 0; at += KVP_WIRE_BATCH_MAX) {
 		uint32_t m = n - at < KVP_WIRE_BATCH_MAX ? n - at : KVP_WIRE_BATCH_MAX;
-		bool answered = false;
 
-		while ((r = delete_round(ns, keys + at, m, deadline_ns, gone + at)) == 0 &&
-			count_gone(gone + at, m) < m && now_ns() + AGAIN_MS * MS < deadline_ns) {
-			answered = true;
-			nanosleep(&(struct timespec){.tv_nsec = AGAIN_MS * MS}, NULL);
-		}
-		if (r == -KVP_ETIMEDOUT && answered) /* what stands is that some are in use */
-			r = 0;
-		count += count_gone(gone + at, m);
+		if (count_gone(gone + at, m) < m)
+			r = delete_round(ns, keys + at, m, deadline_ns, gone + at);
 	}
-	return r < 0 ? r : count;
+	return r;
+}
+
+/* One that is in use keeps none of the others waiting. */
+int64_t delete_keys(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns, bool *gone)
+{
+	int r, again = 0;
+
+	memset(gone, 0, n * sizeof(*gone));
+	r = delete_all(ns, keys, n, deadline_ns, gone);
+	while (r == 0 && again == 0 && count_gone(gone, n) < n && now_ns() + AGAIN_MS * MS < deadline_ns) {
+		nanosleep(&(struct timespec){.tv_nsec = AGAIN_MS * MS}, NULL);
+		again = delete_all(ns, keys, n, deadline_ns, gone);
+	}
+	if (again != -KVP_ETIMEDOUT && r == 0) /* else what stands is that some are in use */
+		r = again;
+	return r < 0 ? r : (int64_t)count_gone(gone, n);
 }
 
 int64_t kvp_delete(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns)

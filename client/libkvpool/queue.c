@@ -247,14 +247,23 @@ static void chunk_put(const struct chunk *chunk)
 
 static void chunk_delete(const struct chunk *chunk)
 {
-	struct kvp_key keys[CHUNK];
-	bool gone[CHUNK];
+	struct kvp_key *keys = malloc(chunk->n * sizeof(*keys));
+	bool *gone = calloc(chunk->n, sizeof(*gone));
 
-	for (uint32_t i = 0; i < chunk->n; i++)
+	for (uint32_t i = 0; keys && i < chunk->n; i++)
 		keys[i] = chunk->ios[i].key;
-	delete_keys(chunk->ns, keys, chunk->n, chunk->deadline_ns, gone);
+	if (keys && gone)
+		delete_keys(chunk->ns, keys, chunk->n, chunk->deadline_ns, gone);
 	for (uint32_t i = 0; i < chunk->n; i++)
-		chunk->ios[i].status = gone[i] ? KVP_IO_DONE : KVP_IO_REJECTED;
+		chunk->ios[i].status = gone && gone[i] ? KVP_IO_DONE : KVP_IO_REJECTED;
+	free(gone);
+	free(keys);
+}
+
+/* Blocks of one chunk. All there are of those that go: one in use is waited for, and the others not after it. */
+static uint32_t chunk_most(uint32_t op)
+{
+	return op == KVP_OP_DELETE ? KVP_SUBMIT_MAX : CHUNK;
 }
 
 static uint32_t chunk_run(const struct chunk *chunk, uint32_t op)
@@ -288,16 +297,17 @@ static bool queue_work(struct kvp_queue *queue)
 {
 	struct job **at = &queue->waiting.first, *job;
 	struct chunk chunk;
-	uint32_t n_done;
+	uint32_t n_done, most;
 
 	while (*at && (*at)->op == KVP_OP_PUT && (*at)->n_busy)
 		at = &(*at)->next;
 	job = *at;
 	if (!job)
 		return false;
+	most = chunk_most(job->op);
 	chunk = (struct chunk){.ns = job->ns,
 		.ios = job->ios + job->at,
-		.n = job->n - job->at < CHUNK ? job->n - job->at : CHUNK,
+		.n = job->n - job->at < most ? job->n - job->at : most,
 		.deadline_ns = job->deadline_ns};
 	job->at += chunk.n;
 	job->n_busy++;
