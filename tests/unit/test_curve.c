@@ -180,30 +180,28 @@ static void given_zipf(uint32_t n_keys, uint32_t n_uses, uint32_t scan_every, st
 	free(sums);
 }
 
-static void skewed_traffic_is_told_within_two_points(void **state)
+static void zipf_is_told(const char *name, uint32_t n_keys, uint32_t scan_every)
 {
 	struct curve *curve;
 	struct exact x;
 
-	(void)state;
 	assert_int_equal(curve_open(&curve, TICKS, 0), 0);
-	given_zipf(200000, 600000, 0, &x, curve);
-	then_both_agree("zipf", &x, curve);
+	given_zipf(n_keys, 600000, scan_every, &x, curve);
+	then_both_agree(name, &x, curve);
 	curve_close(curve);
 	exact_free(&x);
 }
 
+static void skewed_traffic_is_told_within_two_points(void **state)
+{
+	(void)state;
+	zipf_is_told("zipf", 200000, 0);
+}
+
 static void skewed_traffic_beside_a_scan_is_told_within_two_points(void **state)
 {
-	struct curve *curve;
-	struct exact x;
-
 	(void)state;
-	assert_int_equal(curve_open(&curve, TICKS, 0), 0);
-	given_zipf(100000, 600000, 3, &x, curve);
-	then_both_agree("zipf+scan", &x, curve);
-	curve_close(curve);
-	exact_free(&x);
+	zipf_is_told("zipf+scan", 100000, 3);
 }
 
 static void a_loop_larger_than_memory_gains_nothing_until_it_fits(void **state)
