@@ -36,7 +36,9 @@ uint64_t load_read_lines(const void *data, uint64_t bytes);
 
 /** load_cpu_ns() - CPU time of this thread: what a loop without waits takes, whoever else wants the CPU */
 uint64_t load_cpu_ns(void);
+/** load_median(), load_lowest_tenth() - of @n values, which are put in order; the value below which a tenth of them lies */
 double load_median(double *values, unsigned n);
+double load_lowest_tenth(double *values, unsigned n);
 
 /**
  * load_processes() - run @body in @n processes at once and wait for them
