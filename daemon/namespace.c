@@ -612,7 +612,8 @@ static bool ns_header_ok(const struct ns *ns, uint64_t id, uint64_t bytes)
 	struct ns_shape shape;
 
 	if (head->magic != KVP_MAGIC_NS || head->layout_major != KVP_LAYOUT_MAJOR || head->endian != KVP_ENDIAN ||
-		head->header_bytes != sizeof(*head) || head->ns_id != id || head->object_bytes != bytes ||
+		head->header_bytes < KVP_NS_HEADER_LEAST || head->header_bytes > KVP_NS_HEADER_MAX ||
+		head->slab_off < head->header_bytes || head->ns_id != id || head->object_bytes != bytes ||
 		head->max_places != ns->d->pool.header->max_places || kvp_desc_bad(&head->desc, &block_bytes))
 		return false;
 	shape = ns_shape(ns->d->pool.header, block_bytes);
@@ -622,6 +623,15 @@ static bool ns_header_ok(const struct ns *ns, uint64_t id, uint64_t bytes)
 		       bytes &&
 	       head->index_off + head->n_buckets * sizeof(struct kvp_index_bucket) <= head->block_off &&
 	       (head->n_buckets & (head->n_buckets - 1)) == 0 && head->slots_per_slab;
+}
+
+/* Of what another minor version left: what is not known here is nobody's from now on. */
+static void ns_header_renew(struct kvp_ns_header *head)
+{
+	if (head->header_bytes > sizeof(*head))
+		memset(head + 1, 0, head->header_bytes - sizeof(*head));
+	head->header_bytes = sizeof(*head);
+	head->layout_minor = KVP_LAYOUT_MINOR;
 }
 
 static struct ns *ns_adopt(struct daemon *d, struct kvp_ns_row *row)
@@ -648,6 +658,7 @@ static struct ns *ns_adopt(struct daemon *d, struct kvp_ns_row *row)
 		shm_remove(name);
 		return NULL;
 	}
+	ns_header_renew(ns->head);
 	ns_map_parts(ns);
 	ns_list_add(d, ns);
 	return ns;

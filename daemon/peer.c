@@ -289,10 +289,22 @@ void peer_bury(struct daemon *d)
 
 /* ---- messages ---- */
 
-/* A message with a fixed head and @n items behind it: is it as long as it must be? */
+/* A message with a fixed head and @n items behind it: are all there? What lies behind them is of a later minor version. */
 static bool body_fits(size_t bytes, size_t head, uint64_t n, size_t item, uint32_t most)
 {
-	return bytes >= head && n <= most && bytes == head + n * item;
+	return bytes >= head && n <= most && bytes >= head + n * item;
+}
+
+/* The body of a client of this minor version, of an earlier or of a later one. Return: false: it has less than 1.0 had. */
+static bool body_take(void *to, size_t room, size_t least, const void *body, size_t n)
+{
+	size_t known = n < room ? n : room;
+
+	if (n < least)
+		return false;
+	memcpy(to, body, known);
+	memset((char *)to + known, 0, room - known);
+	return true;
 }
 
 /* An engine that runs without the pool says so to its own users at most: whoever looks after the host is told here. */
@@ -312,19 +324,19 @@ static void on_hello(struct peer *peer, const struct kvp_msg *msg, const void *b
 		.minor = KVP_WIRE_MINOR,
 		.heartbeat_ms = peer->d->config.heartbeat_ms,
 		.hold_limit_ms = peer->d->config.hold_limit_ms,
-		.grant_limit_ms = peer->d->config.grant_limit_ms};
+		.grant_limit_ms = peer->d->config.grant_limit_ms,
+		.can = KVP_CAN_LONGER | KVP_CAN_DEADLINE};
 	struct pool *pool = &peer->d->pool;
 	struct session *s;
 	char reason[256] = "";
 	int fds[2], r;
 
-	if (n < offsetof(struct kvp_wire_hello, session_id) || n > sizeof(hello)) {
+	/* of another major version it may have any length, but begins with the versions */
+	if (!body_take(&hello, sizeof(hello), offsetof(struct kvp_wire_hello, session_id), body, n)) {
 		peer_close(peer, "its HELLO has the wrong length");
 		return;
 	}
-	memset(&hello, 0, sizeof(hello));
-	memcpy(&hello, body, n);
-	if (hello.major != KVP_WIRE_MAJOR || hello.layout_major != KVP_LAYOUT_MAJOR || n != sizeof(hello)) {
+	if (hello.major != KVP_WIRE_MAJOR || hello.layout_major != KVP_LAYOUT_MAJOR || n < KVP_HELLO_LEAST) {
 		snprintf(reason, sizeof(reason),
 			"this kvpoold speaks wire %u.%u and layout %u.%u, the client %u.%u and %u.%u: use the library of the daemon's major version",
 			KVP_WIRE_MAJOR, KVP_WIRE_MINOR, KVP_LAYOUT_MAJOR, KVP_LAYOUT_MINOR, hello.major, hello.minor,
@@ -386,11 +398,10 @@ static void on_join(struct peer *peer, const struct kvp_msg *msg, const void *bo
 	char reason[256];
 	int r, fd;
 
-	if (n != sizeof(join)) {
+	if (!body_take(&join, sizeof(join), KVP_JOIN_LEAST, body, n)) {
 		peer_close(peer, "its JOIN has the wrong length");
 		return;
 	}
-	memcpy(&join, body, sizeof(join));
 	r = ns_join(peer->d, peer->session, &join, &ns, &joined, reason);
 	if (r == -KVP_EMISMATCH && join.flags & KVP_NS_JOIN) { /* for programs, the field behind the text */
 		peer_refuse(peer, msg->type, msg->id, -r, "%s%c%s", reason, 0, joined.differs);
@@ -477,11 +488,10 @@ static void on_reserve(struct peer *peer, const struct kvp_msg *msg, struct memb
 	struct kvp_wire_reserve reserve;
 	uint32_t most = peer->d->config.uid_max_grants;
 
-	if (n != sizeof(reserve)) {
+	if (!body_take(&reserve, sizeof(reserve), KVP_RESERVE_LEAST, body, n)) {
 		peer_close(peer, "its RESERVE has the wrong length");
 		return;
 	}
-	memcpy(&reserve, body, sizeof(reserve));
 	if (!member->writable || member->ns->head->flags & KVP_NS_COPIED) {
 		peer_refuse(peer, msg->type, msg->id, KVP_EACCES, "namespace %s is %s", member->ns->head->name,
 			member->writable ? "copied: publish from a staging area" : "read-only to you");
@@ -595,11 +605,10 @@ static void on_stage(struct peer *peer, const struct kvp_msg *msg, struct member
 	struct kvp_wire_staged staged;
 	uint64_t stride = member->ns->head->block_stride, most = d->config.pool_bytes / 8;
 
-	if (n != sizeof(stage)) {
+	if (!body_take(&stage, sizeof(stage), KVP_STAGE_LEAST, body, n)) {
 		peer_close(peer, "its STAGE has the wrong length");
 		return;
 	}
-	memcpy(&stage, body, sizeof(stage));
 	if (!member->writable || !(member->ns->head->flags & KVP_NS_COPIED)) {
 		peer_refuse(peer, msg->type, msg->id, KVP_EACCES, "namespace %s is not copied, or read-only to you",
 			member->ns->head->name);
@@ -665,16 +674,16 @@ static void on_delete(struct peer *peer, const struct kvp_msg *msg, struct membe
 	static struct kvp_wire_found found[KVP_WIRE_BATCH_MAX];
 	struct kvp_wire_batch batch;
 	uint64_t deadline_ns = 0;
+	size_t behind;
 
 	memcpy(&batch, body, sizeof(batch));
-	if (batch.flags & KVP_WIRE_DEADLINE && n >= sizeof(batch) + sizeof(deadline_ns)) {
-		n -= sizeof(deadline_ns);
-		memcpy(&deadline_ns, (const char *)body + n, sizeof(deadline_ns));
-	}
 	if (!body_fits(n, sizeof(batch), batch.n, sizeof(struct kvp_key), KVP_WIRE_BATCH_MAX)) {
 		peer_close(peer, "its DELETE has the wrong length");
 		return;
 	}
+	behind = sizeof(batch) + batch.n * sizeof(struct kvp_key);
+	if (batch.flags & KVP_WIRE_DEADLINE && n >= behind + sizeof(deadline_ns))
+		memcpy(&deadline_ns, (const char *)body + behind, sizeof(deadline_ns));
 	if (!member->writable) {
 		peer_refuse(peer, msg->type, msg->id, KVP_EACCES, "namespace %s is read-only to you",
 			member->ns->head->name);
@@ -700,11 +709,10 @@ static void on_clear(struct peer *peer, const struct kvp_msg *msg, struct member
 {
 	struct kvp_wire_restore clear;
 
-	if (n != sizeof(clear)) {
+	if (!body_take(&clear, sizeof(clear), sizeof(clear), body, n)) {
 		peer_close(peer, "its CLEAR has the wrong length");
 		return;
 	}
-	memcpy(&clear, body, sizeof(clear));
 	if (peer->session->uid != member->ns->head->owner_uid) {
 		peer_refuse(peer, msg->type, msg->id, KVP_EACCES, "namespace %s: only its owner, uid %u, may clear it",
 			member->ns->head->name, (unsigned)member->ns->head->owner_uid);
@@ -769,20 +777,19 @@ static void on_admin(struct peer *peer, const struct kvp_msg *msg, const void *b
 			peer->d->config.admin_socket);
 		return;
 	}
-	if (msg->type == KVP_MSG_RESIZE && n == sizeof(struct kvp_wire_resize)) {
+	if (msg->type == KVP_MSG_RESIZE && n >= KVP_RESIZE_LEAST) {
 		struct kvp_wire_resize resize;
 
-		memcpy(&resize, body, sizeof(resize));
+		body_take(&resize, sizeof(resize), KVP_RESIZE_LEAST, body, n);
 		resize.pool[sizeof(resize.pool) - 1] = 0;
 		if (!asked_too_late(peer, msg, resize.deadline_ns))
 			resize_ask(peer->d, peer, msg->id, resize.pool, resize.deadline_ns);
 		return;
 	}
-	if (n != sizeof(admin) || msg->type == KVP_MSG_RESIZE) {
+	if (msg->type == KVP_MSG_RESIZE || !body_take(&admin, sizeof(admin), KVP_ADMIN_LEAST, body, n)) {
 		peer_close(peer, "its request has the wrong length");
 		return;
 	}
-	memcpy(&admin, body, sizeof(admin));
 	if (asked_too_late(peer, msg, admin.deadline_ns))
 		return;
 	admin_log(peer, msg->type, &admin);

@@ -196,12 +196,27 @@ static bool pool_header_fits(const struct kvp_pool_header *header, const struct 
 		snprintf(message, 256, "its header is not one of ours, or of another byte order");
 		return false;
 	}
-	if (header->layout_major != KVP_LAYOUT_MAJOR || header->header_bytes != sizeof(*header)) {
-		snprintf(message, 256, "its layout is version %u.%u, this kvpoold's is %u.%u", header->layout_major,
-			header->layout_minor, KVP_LAYOUT_MAJOR, KVP_LAYOUT_MINOR);
+	if (header->layout_major != KVP_LAYOUT_MAJOR || header->header_bytes < KVP_POOL_HEADER_LEAST ||
+		header->header_bytes > KVP_CRASH_OFF) {
+		snprintf(message, 256,
+			"its layout is version %u.%u with a header of %" PRIu64 " bytes, this kvpoold's is %u.%u",
+			header->layout_major, header->layout_minor, header->header_bytes, KVP_LAYOUT_MAJOR,
+			KVP_LAYOUT_MINOR);
 		return false;
 	}
 	return true;
+}
+
+/* Of what another minor version left: what is not known here is nobody's from now on. */
+static void pool_header_renew(struct kvp_pool_header *header)
+{
+	if (header->layout_minor != KVP_LAYOUT_MINOR)
+		log_info("the kvpoold before had layout %u.%u, this one has %u.%u", header->layout_major,
+			header->layout_minor, KVP_LAYOUT_MAJOR, KVP_LAYOUT_MINOR);
+	if (header->header_bytes > sizeof(*header))
+		memset(header + 1, 0, header->header_bytes - sizeof(*header));
+	header->header_bytes = sizeof(*header);
+	header->layout_minor = KVP_LAYOUT_MINOR;
 }
 
 /* Objects of an earlier daemon: map them if they fit. Return: 0; -errno with the reason in @message. */
@@ -225,6 +240,8 @@ static int pool_adopt(struct pool *pool, char message[256])
 		snprintf(message, 256, "its stats object does not fit this kvpoold");
 		return -EPROTO;
 	}
+	pool_header_renew(pool->header);
+	pool->stats->layout_minor = KVP_LAYOUT_MINOR;
 	pool_stats_parts(pool);
 	if (atomic_load(&pool->stats->version) & 1) /* killed between begin and end; gauges are counted anew */
 		atomic_fetch_add(&pool->stats->version, 1);

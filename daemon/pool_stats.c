@@ -73,6 +73,14 @@ static bool rows_inside(const struct kvp_stats *old, uint64_t bytes, uint32_t of
 	       off >= HEAD_KEPT && (uint64_t)off + (uint64_t)row_bytes * n <= bytes;
 }
 
+/* Its own counters, between its head and its rows? */
+static bool counters_inside(const struct kvp_stats *old, uint64_t bytes)
+{
+	uint64_t end = offsetof(struct kvp_stats, counters) + (uint64_t)old->counters_bytes;
+
+	return old->counters_bytes % 8 == 0 && end <= bytes && end <= old->ns_off;
+}
+
 /* Of this pool and major version, with counters or rows of other sizes than ours? */
 static bool is_of_another_minor(
 	const struct kvp_stats *old, uint64_t bytes, const uint8_t uuid[16], uint32_t max_places)
@@ -83,7 +91,14 @@ static bool is_of_another_minor(
 	       rows_inside(old, bytes, old->session_off, old->session_row_bytes, KVP_STATS_SESSIONS_MAX) &&
 	       rows_inside(old, bytes, old->slab_off, old->slab_row_bytes, max_places) &&
 	       old->ns_row_bytes >= offsetof(struct kvp_ns_row, counters) &&
-	       old->slab_row_bytes >= sizeof(struct kvp_slab_row);
+	       old->session_row_bytes >= KVP_SESSION_ROW_LEAST && old->slab_row_bytes >= KVP_SLAB_ROW_LEAST &&
+	       counters_inside(old, bytes);
+}
+
+/* From layout 1.1 on counters are only ever added at the end. */
+static bool stats_keeps_counts(const struct kvp_stats *old)
+{
+	return old->layout_minor >= 1;
 }
 
 static void rows_copy(char *to, uint32_t to_bytes, const char *from, uint32_t from_bytes, uint32_t row_kept, uint32_t n)
@@ -94,12 +109,14 @@ static void rows_copy(char *to, uint32_t to_bytes, const char *from, uint32_t fr
 		memcpy(to + (uint64_t)to_bytes * i, from + (uint64_t)from_bytes * i, kept);
 }
 
-/* Whose rows they are is kept; counts begin again, for the names of the others' are not known here. */
+/* Whose rows they are is kept, and what was counted, as far as it is counted here; but of 1.0, which had its counters in no
+   fixed order, counts begin again. */
 static void stats_take_over(struct kvp_stats *now, const struct kvp_stats *old)
 {
 	char *to = (char *)now;
 	const char *from = (const char *)old;
 	struct kvp_stats ours = *now;
+	bool counts = stats_keeps_counts(old);
 
 	memcpy(now, old, HEAD_KEPT);
 	memcpy(now, &ours, offsetof(struct kvp_stats, version)); /* sizes and places are ours */
@@ -108,8 +125,11 @@ static void stats_take_over(struct kvp_stats *now, const struct kvp_stats *old)
 	atomic_store(&now->version, 0);
 	if (old->curve_bytes == now->curve_bytes && (uint64_t)old->curve_off + old->curve_bytes <= old->object_bytes)
 		memcpy(to + now->curve_off, from + old->curve_off, now->curve_bytes);
+	if (counts)
+		rows_copy((char *)&now->counters, now->counters_bytes, (const char *)&old->counters,
+			old->counters_bytes, now->counters_bytes, 1);
 	rows_copy(to + now->ns_off, now->ns_row_bytes, from + old->ns_off, old->ns_row_bytes,
-		offsetof(struct kvp_ns_row, counters), KVP_STATS_NS_MAX);
+		counts ? sizeof(struct kvp_ns_row) : offsetof(struct kvp_ns_row, counters), KVP_STATS_NS_MAX);
 	rows_copy(to + now->session_off, now->session_row_bytes, from + old->session_off, old->session_row_bytes,
 		sizeof(struct kvp_session_row), KVP_STATS_SESSIONS_MAX);
 	rows_copy(to + now->slab_off, now->slab_row_bytes, from + old->slab_off, old->slab_row_bytes,
@@ -174,8 +194,8 @@ int pool_stats_renew(const struct pool *pool, char message[256])
 		r = stats_replace(pool, old, message);
 		if (r == 0)
 			log_info(
-				"the kvpoold before had other counters than this one: blocks and sessions are taken over, "
-				"counts begin at 0");
+				"the kvpoold before had other counters than this one: blocks and sessions are taken over, %s",
+				stats_keeps_counts(old) ? "counts go on" : "counts begin at 0");
 	}
 	munmap(old, bytes);
 	return r;

@@ -31,9 +31,9 @@ static void session_name(const struct daemon *d, uint64_t id, char name[KVP_OBJE
 	shm_object_name(name, d->pool.uuid, "sess-%016" PRIx64, id);
 }
 
-static uint64_t session_bytes(const struct daemon *d)
+static uint64_t session_bytes(const struct daemon *d, uint64_t pins_off)
 {
-	return KVP_SESSION_PINS_OFF + d->pool.header->max_places * d->pool.header->pin_stride;
+	return pins_off + d->pool.header->max_places * d->pool.header->pin_stride;
 }
 
 /* The kernel's word on whether the process lives: does somebody hold the record lock? */
@@ -46,7 +46,7 @@ static bool session_lock_held(const struct session *s)
 	return lock.l_type != F_UNLCK;
 }
 
-static struct session *session_new(struct daemon *d, uint64_t id, int fd)
+static struct session *session_new(struct daemon *d, uint64_t id, int fd, uint64_t pins_off)
 {
 	struct session *s = calloc(1, sizeof(*s));
 
@@ -56,7 +56,8 @@ static struct session *session_new(struct daemon *d, uint64_t id, int fd)
 	s->id = id;
 	s->fd = fd;
 	s->guard = GUARD_NONE;
-	s->object_bytes = session_bytes(d);
+	s->pins_off = pins_off;
+	s->object_bytes = session_bytes(d, pins_off);
 	s->opened_ns = s->heard_ns = loop_now();
 	s->has_place = calloc(d->pool.header->max_places, 1);
 	s->grants_at = calloc(d->pool.header->max_places, sizeof(*s->grants_at));
@@ -80,7 +81,7 @@ static void session_list_add(struct session *s)
 	s->next = s->d->sessions;
 	s->d->sessions = s;
 	s->d->n_sessions++;
-	s->meta_bytes = KVP_SESSION_PINS_OFF;
+	s->meta_bytes = s->pins_off;
 	s->d->pool.meta_bytes += s->meta_bytes;
 	gauge_set(&s->d->pool.stats->counters.sessions, s->d->n_sessions);
 }
@@ -171,9 +172,10 @@ static void session_header_fill(struct session *s)
 
 	head->layout_major = KVP_LAYOUT_MAJOR;
 	head->layout_minor = KVP_LAYOUT_MINOR;
+	head->header_bytes = sizeof(*head);
 	head->endian = KVP_ENDIAN;
 	head->session_id = s->id;
-	head->pins_off = KVP_SESSION_PINS_OFF;
+	head->pins_off = s->pins_off;
 	head->pin_stride = s->d->pool.header->pin_stride;
 	head->object_bytes = s->object_bytes;
 	head->magic = KVP_MAGIC_SESSION;
@@ -213,7 +215,7 @@ int session_open(
 	randombytes_buf(&id, sizeof(id));
 	id |= 1;
 	session_name(d, id, name);
-	fd = shm_make(name, session_bytes(d), (gid_t)-1);
+	fd = shm_make(name, session_bytes(d, KVP_SESSION_PINS_OFF), (gid_t)-1);
 	if (fd < 0 || shm_reserve(fd, 0, KVP_SESSION_PINS_OFF) < 0) {
 		snprintf(reason, 256,
 			"no room in " SHM_DIR
@@ -225,7 +227,7 @@ int session_open(
 		}
 		return -KVP_ENOSPC;
 	}
-	s = session_new(d, id, fd);
+	s = session_new(d, id, fd, KVP_SESSION_PINS_OFF);
 	if (!s) {
 		close(fd);
 		shm_remove(name);
@@ -334,7 +336,7 @@ bool session_in_group(const struct session *s, gid_t gid)
 
 int session_give_place(struct session *s, uint32_t place)
 {
-	uint64_t off = KVP_SESSION_PINS_OFF + place * s->d->pool.header->pin_stride;
+	uint64_t off = s->pins_off + place * s->d->pool.header->pin_stride;
 	uint64_t bytes = s->d->slabs[place]->n_slots * sizeof(struct kvp_pin);
 
 	if (s->has_place[place])
@@ -719,7 +721,7 @@ void session_look(struct daemon *d)
 static void session_find_places(struct session *s)
 {
 	uint64_t stride = s->d->pool.header->pin_stride;
-	uint64_t off = KVP_SESSION_PINS_OFF;
+	uint64_t off = s->pins_off;
 
 	while (off < s->object_bytes) {
 		off_t data = lseek(s->fd, (off_t)off, SEEK_DATA);
@@ -727,12 +729,12 @@ static void session_find_places(struct session *s)
 
 		if (data < 0)
 			break;
-		place = ((uint64_t)data - KVP_SESSION_PINS_OFF) / stride;
+		place = ((uint64_t)data - s->pins_off) / stride;
 		if (place >= s->d->pool.header->max_places)
 			break;
 		s->has_place[place] = PLACE_PINS;
 		gauge_add(&s->row->slabs, 1);
-		off = KVP_SESSION_PINS_OFF + (place + 1) * stride;
+		off = s->pins_off + (place + 1) * stride;
 	}
 }
 
@@ -745,9 +747,36 @@ static void session_see_counts(struct session *s)
 	atomic_store(&s->seen.tokens_spill, atomic_load(&s->row->tokens_spill));
 }
 
+/* Where the pin tables of an object of @bytes begin, as the daemon that made it said; its client may have written there since.
+   Return: 0: it is no session object of ours. */
+static uint64_t session_pins_begin(const struct daemon *d, int fd, uint64_t bytes)
+{
+	struct kvp_session_header head;
+
+	if (pread(fd, &head, KVP_SESSION_HEADER_LEAST, 0) != KVP_SESSION_HEADER_LEAST ||
+		head.magic != KVP_MAGIC_SESSION || head.layout_major != KVP_LAYOUT_MAJOR)
+		return 0;
+	if (head.pins_off % KVP_PAGE || head.pins_off < KVP_SESSION_PINS_OFF_LEAST ||
+		head.pins_off > KVP_SESSION_PINS_OFF_MAX || bytes < session_bytes(d, head.pins_off))
+		return 0;
+	return head.pins_off;
+}
+
+/* The daemon before may have known more of the header, or less. */
+static void session_header_renew(const struct session *s)
+{
+	uint64_t known = sizeof(*s->head) < s->pins_off ? sizeof(*s->head) : s->pins_off;
+	uint64_t before = s->head->header_bytes ? s->head->header_bytes : KVP_SESSION_HEADER_LEAST;
+
+	if (before > known && before <= s->pins_off)
+		memset((char *)s->head + known, 0, before - known);
+	s->head->header_bytes = known;
+	s->head->layout_minor = KVP_LAYOUT_MINOR;
+}
+
 static bool session_adopt(struct daemon *d, struct kvp_session_row *row)
 {
-	uint64_t id = atomic_load(&row->session_id), bytes = 0;
+	uint64_t id = atomic_load(&row->session_id), bytes = 0, pins_off;
 	char name[KVP_OBJECT_NAME_MAX];
 	struct session *s;
 	int fd;
@@ -756,7 +785,8 @@ static bool session_adopt(struct daemon *d, struct kvp_session_row *row)
 	fd = shm_find(name, &bytes, (gid_t)-1);
 	if (fd < 0)
 		return false;
-	s = bytes < session_bytes(d) ? NULL : session_new(d, id, fd);
+	pins_off = session_pins_begin(d, fd, bytes);
+	s = pins_off ? session_new(d, id, fd, pins_off) : NULL;
 	if (!s) {
 		close(fd);
 		return false;
@@ -781,6 +811,7 @@ static bool session_adopt(struct daemon *d, struct kvp_session_row *row)
 		return true;
 	}
 	row->connected = 0;
+	session_header_renew(s);
 	session_find_places(s);
 	session_see_counts(s);
 	session_add_counts(s);

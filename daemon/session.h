@@ -34,6 +34,7 @@ struct session {
 	int fd;
 	struct kvp_session_header *head; /* the whole object is mapped here; client-writable: read under the guard */
 	uint64_t object_bytes;
+	uint64_t pins_off; /* where its pin tables begin: a daemon of another minor version may have made it */
 	int guard;
 	uint8_t *has_place; /* by place: PLACE_... of the slab that is there now */
 	uint32_t *grants_at; /* by place: grants of it that lie there */
@@ -87,7 +88,7 @@ bool session_pins(struct daemon *d, uint32_t place, uint32_t index, uint32_t *st
 
 static inline struct kvp_pin *session_pin(const struct session *s, uint32_t place, uint32_t index)
 {
-	return (struct kvp_pin *)(void *)((char *)s->head + KVP_SESSION_PINS_OFF +
+	return (struct kvp_pin *)(void *)((char *)s->head + s->pins_off +
 					  (uint64_t)place * s->d->pool.header->pin_stride) +
 	       index;
 }

@@ -30,8 +30,15 @@
 
 #include "kvpool.h"
 
-#define KVP_LAYOUT_MAJOR 1 /* another major: not mapped at all */
-#define KVP_LAYOUT_MINOR 0 /* fields only ever added in reserved room */
+/*
+ * Another major: not mapped at all.  A minor version adds fields at the end of a header, or in reserved room that was zero:
+ * header_bytes says how many of a header's bytes the daemon that runs knows and keeps, so who was built later looks there
+ * before it believes a field that 1.0 did not have (KVP_*_HEADER_LEAST).  A daemon that takes over what another minor version
+ * left zeroes what it does not know and puts its own sizes and minor version in.  Where parts begin is said by offsets in the
+ * headers; descriptors, hints, slab table, pins and events keep their length.  counters.def: see there.
+ */
+#define KVP_LAYOUT_MAJOR 1
+#define KVP_LAYOUT_MINOR 1 /* 1: the rule above holds; counters are only ever added at the end of their part */
 #define KVP_ENDIAN 0x01020304u
 #define KVP_MAGIC_HEADER 0x31444548504b564bull /* "KVKPHED1" */
 #define KVP_MAGIC_NS 0x3153454d414e4b56ull
@@ -113,6 +120,7 @@ struct kvp_crash {
 };
 static_assert(KVP_CRASH_OFF + sizeof(struct kvp_crash) <= KVP_PAGE, "one page");
 static_assert(sizeof(struct kvp_pool_header) <= KVP_CRASH_OFF, "before it");
+#define KVP_POOL_HEADER_LEAST 416u
 
 /*
  * The usual slab where the operator names none.  Memory moves between namespaces in slabs, and one that has blocks has at
@@ -283,7 +291,10 @@ struct kvp_ns_header {
 static_assert(offsetof(struct kvp_ns_header, block_bytes) == 64, "layout v1");
 static_assert(offsetof(struct kvp_ns_header, slab_off) == 96, "layout v1");
 static_assert(offsetof(struct kvp_ns_header, secret) == 144, "layout v1");
-static_assert(sizeof(struct kvp_ns_header) <= 2 * KVP_PAGE, "the slab table starts at page 2 or later");
+#define KVP_NS_HEADER_MAX (2 * KVP_PAGE)
+static_assert(sizeof(struct kvp_ns_header) <= KVP_NS_HEADER_MAX, "the slab table starts at page 2 or later");
+#define KVP_NS_HEADER_LEAST 3712u
+static_assert(offsetof(struct kvp_ns_header, desc) + sizeof(struct kvp_desc) == KVP_NS_HEADER_LEAST, "layout v1");
 
 /* A reader's hold on a slot. count: threads and views of this session; stamp: header tick of the last use. */
 struct kvp_pin {
@@ -337,7 +348,8 @@ struct kvp_session_header {
 	uint64_t object_bytes;
 	_Atomic uint64_t left; /* 1: its client was closed in order: nobody died when the lock is free */
 	struct kvp_client_counts counts;
-	uint8_t reserved[64];
+	uint64_t header_bytes; /* the daemon's; 0: of 1.0 */
+	uint8_t reserved[56];
 	struct kvp_client_ns_counts ns_counts[KVP_CLIENT_NS_MAX];
 	struct kvp_client_ns_counts
 		ns_seen[KVP_CLIENT_NS_MAX]; /* the daemon's: what of them is in the namespaces' counters */
@@ -345,8 +357,14 @@ struct kvp_session_header {
 static_assert(offsetof(struct kvp_session_header, ns_counts) == 256, "layout v1");
 static_assert(offsetof(struct kvp_session_header, word) == 24, "layout v1");
 static_assert(offsetof(struct kvp_session_header, counts) == 64, "layout v1");
-#define KVP_SESSION_PINS_OFF (2 * KVP_PAGE)
+#define KVP_SESSION_PINS_OFF (2 * KVP_PAGE) /* in new ones; each says where its own begin */
 static_assert(sizeof(struct kvp_session_header) <= KVP_SESSION_PINS_OFF, "the pins begin at a page of their own");
+#define KVP_SESSION_HEADER_LEAST 7424u
+#define KVP_SESSION_PINS_OFF_LEAST (2 * KVP_PAGE)
+#define KVP_SESSION_PINS_OFF_MAX (64 * KVP_PAGE)
+static_assert(offsetof(struct kvp_session_header, ns_seen) + KVP_CLIENT_NS_MAX * sizeof(struct kvp_client_ns_counts) ==
+		      KVP_SESSION_HEADER_LEAST,
+	"layout v1");
 
 /*
  * What happens in a namespace, for who asked (KVP_MSG_EVENTS).  Event s lies at events[s % n_events]; numbers have no gaps,

@@ -73,6 +73,7 @@ struct kvp_session_row {
 	_Atomic uint64_t oldest_pin_ms; /* for so long it has held a block, at the last look; 0: it holds none */
 	_Atomic uint64_t ns_ids[KVP_STATS_SESSION_NS]; /* it has joined these, as far as they fit; 0: none */
 };
+#define KVP_SESSION_ROW_LEAST 232u
 
 enum kvp_slab_use {
 	KVP_SLAB_SPARE = 1, /* populated, of no namespace */
@@ -90,6 +91,7 @@ struct kvp_slab_row {
 	uint32_t page_kib; /* of its pages; above 4 where pages is 2M or 1G: it lies in the header's huge_dir */
 	uint32_t bound; /* 1: bound to its node */
 };
+#define KVP_SLAB_ROW_LEAST 48u
 
 /* How time lost to waiting for memory is watched. */
 enum kvp_pressure_watch {

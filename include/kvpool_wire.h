@@ -7,17 +7,25 @@
  * the connection is refused, its text says why, and is closed.  All fields little-endian (the layout check
  * refuses others), all structs without padding.  The receiver copies a packet once, checks it, then uses it.
  * Descriptors travel only from daemon to client; a client that sends one is put out.
+ *
+ * Versions.  Another major: refused by both sides, with both versions named.  Minor versions may differ, either way round:
+ * - A body, or what lies behind the items of one, only ever gets longer, at its end.  A receiver takes what it knows, zeroes
+ *   for what did not come, and no less than 1.0 had (KVP_*_LEAST).  Heads in front of items, and items, keep their length.
+ * - HELLO keeps its length: kvpoold 1.0 refuses a longer one, as it does any other longer message.
+ * - A new message, or a flag that must not be ignored, is sent to a daemon that says so in WELCOME (enum kvp_wire_can); a
+ *   message it does not know is answered with KVP_ENOTSUP, a flag is ignored.
  */
 #ifndef KVPOOL_WIRE_H
 #define KVPOOL_WIRE_H
 
 #include <assert.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "kvpool.h"
 
 #define KVP_WIRE_MAJOR 1
-#define KVP_WIRE_MINOR 0
+#define KVP_WIRE_MINOR 1 /* 1: bodies may be longer than known; WELCOME says what the daemon can */
 #define KVP_WIRE_MAGIC 0x4d50564bu
 #define KVP_WIRE_MAX (200 * 1024) /* longest packet, header included; under the default SO_SNDBUF */
 #define KVP_WIRE_FDS_MAX 64 /* descriptors in one answer */
@@ -79,6 +87,14 @@ struct kvp_wire_hello {
 	uint32_t reserved;
 	char comm[32]; /* what kvctl shows */
 };
+#define KVP_HELLO_LEAST 72u
+static_assert(sizeof(struct kvp_wire_hello) == KVP_HELLO_LEAST, "wire v1");
+
+/* What a daemon can that one of 1.0 could not, or did not say. */
+enum kvp_wire_can {
+	KVP_CAN_LONGER = 1 << 0, /* bodies longer than it knows */
+	KVP_CAN_DEADLINE = 1 << 1, /* KVP_WIRE_DEADLINE */
+};
 
 struct kvp_wire_welcome {
 	uint16_t major;
@@ -89,13 +105,17 @@ struct kvp_wire_welcome {
 	uint8_t uuid[16];
 	uint32_t hold_limit_ms; /* a stopped client's holds may be revoked after so long; 0: never */
 	uint32_t grant_limit_ms;
+	uint64_t can; /* enum kvp_wire_can */
 };
+#define KVP_WELCOME_LEAST 48u
+static_assert(offsetof(struct kvp_wire_welcome, can) == KVP_WELCOME_LEAST, "wire v1");
 
 struct kvp_wire_pong {
 	uint64_t epoch;
 	uint32_t state; /* enum kvp_daemon_state */
 	uint32_t reserved;
 };
+#define KVP_PONG_LEAST 16u
 
 struct kvp_wire_join {
 	char name[KVP_NAME_MAX];
@@ -108,6 +128,8 @@ struct kvp_wire_join {
 	uint64_t cost_ns_per_token;
 	struct kvp_desc desc;
 };
+#define KVP_JOIN_LEAST 3576u
+static_assert(offsetof(struct kvp_wire_join, desc) + sizeof(struct kvp_desc) == KVP_JOIN_LEAST, "wire v1");
 
 struct kvp_wire_joined {
 	uint64_t ns_id;
@@ -117,12 +139,14 @@ struct kvp_wire_joined {
 	uint32_t n_siblings; /* namespaces of this owner and name beside this one */
 	char differs[32]; /* with KVP_NS_SIBLING: the first descriptor field that differs */
 };
+#define KVP_JOINED_LEAST 56u
 
 struct kvp_wire_map {
 	uint64_t ns_id;
 	uint32_t n;
 	uint32_t writable; /* 1: rw descriptors; only slabs in which the session has grants */
 };
+static_assert(sizeof(struct kvp_wire_map) == 16, "wire v1");
 
 struct kvp_wire_mapped {
 	uint32_t place;
@@ -130,6 +154,7 @@ struct kvp_wire_mapped {
 	uint64_t number;
 	uint64_t bytes;
 };
+static_assert(sizeof(struct kvp_wire_mapped) == 24, "wire v1");
 
 struct kvp_wire_reserve {
 	uint64_t ns_id;
@@ -137,17 +162,20 @@ struct kvp_wire_reserve {
 	uint32_t node; /* 0xffffffff: no wish */
 	uint64_t deadline_ns; /* CLOCK_MONOTONIC; 0: what is there now */
 };
+#define KVP_RESERVE_LEAST 24u
 
 struct kvp_wire_grant {
 	uint64_t slot;
 	uint64_t generation;
 };
+static_assert(sizeof(struct kvp_wire_grant) == 16, "wire v1");
 
 struct kvp_wire_batch {
 	uint64_t ns_id;
 	uint32_t n;
 	uint32_t flags; /* LOOKUP: KVP_WIRE_TOUCH; DELETE: KVP_WIRE_DEADLINE */
 };
+static_assert(sizeof(struct kvp_wire_batch) == 16, "wire v1");
 #define KVP_WIRE_TOUCH 1u /* counts as a use */
 #define KVP_WIRE_PREFETCH 2u /* RESTORE: answer at once, go on reading; no miss is counted */
 #define KVP_WIRE_FIRST \
@@ -175,6 +203,7 @@ struct kvp_wire_result {
 	uint64_t slot; /* STORED: where it lies; EXISTS: the other block's; the grant then stays the caller's */
 	uint64_t generation;
 };
+static_assert(sizeof(struct kvp_wire_result) == 24, "wire v1");
 
 struct kvp_wire_restore {
 	uint64_t ns_id;
@@ -182,6 +211,7 @@ struct kvp_wire_restore {
 	uint32_t flags; /* KVP_WIRE_PREFETCH, KVP_WIRE_FIRST */
 	uint64_t deadline_ns;
 };
+static_assert(sizeof(struct kvp_wire_restore) == 24, "wire v1");
 
 struct kvp_wire_found {
 	uint32_t state; /* enum kvp_hit */
@@ -189,6 +219,7 @@ struct kvp_wire_found {
 		reason; /* enum kvp_miss_reason, with KVP_MISS; with KVP_HIT_RAM of a RESTORE: KVP_WIRE_RESTORED, or 0 */
 	uint64_t slot; /* with KVP_HIT_RAM: a hint */
 };
+static_assert(sizeof(struct kvp_wire_found) == 16, "wire v1");
 
 #define KVP_WIRE_ARRIVES \
 	2u /* it is being read back into the slot named, and some layers are there: struct kvp_block says how to hold it */
@@ -198,17 +229,19 @@ struct kvp_wire_stage {
 	uint64_t ns_id;
 	uint64_t n_blocks; /* wished for */
 };
+#define KVP_STAGE_LEAST 16u
 
 struct kvp_wire_staged {
 	uint64_t bytes; /* of the object; block_stride apart */
 	uint64_t n_blocks;
 };
+#define KVP_STAGED_LEAST 16u
 
 struct kvp_wire_ring {
 	uint64_t bytes; /* of the object */
 };
+#define KVP_RING_LEAST 8u
 
-/* A reader takes the fields that came and zeroes for the rest. */
 struct kvp_wire_usage {
 	uint64_t capacity_bytes;
 	uint64_t ram_blocks, ram_bytes;
@@ -216,6 +249,7 @@ struct kvp_wire_usage {
 	uint64_t lookups, hits_ram, hits_spill, tokens_ram, tokens_spill;
 	uint64_t stored, evicted, dropped, restored;
 };
+#define KVP_USAGE_LEAST 112u
 
 /* What an operator asks for. Read after its deadline it is not done: status -ETIME. */
 struct kvp_wire_admin {
@@ -223,13 +257,14 @@ struct kvp_wire_admin {
 	uint64_t ns_id; /* 0: all */
 	uint64_t n; /* EVICT: blocks; UINT64_MAX: all that may go */
 };
+#define KVP_ADMIN_LEAST 24u
 
 struct kvp_wire_resize {
 	uint64_t deadline_ns; /* likewise */
 	char pool[1024]; /* as kvpoold's --pool */
 };
+#define KVP_RESIZE_LEAST 1032u
 
-/* A reader takes the fields that came and zeroes for the rest. */
 struct kvp_wire_admin_done {
 	uint64_t n_done;
 	uint64_t n_left;
@@ -237,5 +272,6 @@ struct kvp_wire_admin_done {
 	int32_t error; /* errno of the last of them */
 	uint32_t late; /* 1: the deadline ended it */
 };
+#define KVP_ADMIN_DONE_LEAST 16u
 
 #endif

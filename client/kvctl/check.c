@@ -341,8 +341,8 @@ static int check_session(struct check *check, const struct kvp_session_row *row)
 	/* SOFT: its client can write it; the daemon is to find out and put it out */
 	if (expect(findings, FINDING_SOFT,
 		    r == 0 && head.magic == KVP_MAGIC_SESSION && head.session_id == C(row->session_id) &&
-			    head.pin_stride == header->pin_stride && head.pins_off == KVP_SESSION_PINS_OFF &&
-			    head.pin_stride && head.pin_stride % KVP_PAGE == 0 &&
+			    head.pin_stride == header->pin_stride && head.pins_off >= KVP_SESSION_PINS_OFF_LEAST &&
+			    head.pins_off % KVP_PAGE == 0 && head.pin_stride && head.pin_stride % KVP_PAGE == 0 &&
 			    (uint64_t)st.st_size >= head.pins_off + header->max_places * head.pin_stride,
 		    object, "head and length of the session object", "as the daemon made them",
 		    "%" PRIu64 " bytes, id %016" PRIx64, (uint64_t)st.st_size, r < 0 ? 0 : head.session_id)) {

@@ -225,7 +225,8 @@ static bool header_readable(
 			KVP_LAYOUT_MINOR);
 		return false;
 	}
-	if (header->header_bytes != sizeof(*header) || file_bytes < sizeof(*header)) {
+	if (header->header_bytes < KVP_POOL_HEADER_LEAST || header->header_bytes > file_bytes ||
+		file_bytes < sizeof(*header)) {
 		snprintf(why, room,
 			"layout version %u.%u with a header of %llu bytes in a file of %llu, this kvctl's %u.%u has %zu",
 			header->layout_major, header->layout_minor, (unsigned long long)header->header_bytes,

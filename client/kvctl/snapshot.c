@@ -34,10 +34,21 @@ static int refuse(const char *path, const char *why)
 	return KVCTL_NO_POOL;
 }
 
-static bool part_inside(uint32_t off, uint32_t row_bytes, uint64_t n, size_t known, uint64_t size)
+static bool part_inside(uint32_t off, uint32_t row_bytes, uint64_t n, size_t least, uint64_t size)
 {
-	/* the rows of a later minor version may be longer; shorter ones there never were */
-	return off % 8 == 0 && row_bytes % 8 == 0 && row_bytes >= known && (uint64_t)off + row_bytes * n <= size;
+	return off % 8 == 0 && row_bytes % 8 == 0 && row_bytes >= least && (uint64_t)off + row_bytes * n <= size;
+}
+
+/* Of another minor version rows and counters may be longer, or shorter: what it does not count is shown as 0.  Only 1.0 had
+   its counters in no fixed order. */
+static bool counters_readable(const struct kvp_stats *head, uint64_t size)
+{
+	uint64_t end = offsetof(struct kvp_stats, counters) + (uint64_t)head->counters_bytes;
+
+	if (!head->layout_minor &&
+		(head->counters_bytes < sizeof(struct kvp_counters) || head->ns_row_bytes < sizeof(struct kvp_ns_row)))
+		return false;
+	return head->counters_bytes % 8 == 0 && end <= size && end <= head->ns_off;
 }
 
 static int head_check(const struct kvp_stats *head, const struct pool *pool, uint64_t size, const char *path)
@@ -53,13 +64,12 @@ static int head_check(const struct kvp_stats *head, const struct pool *pool, uin
 	}
 	if (memcmp(head->uuid, pool->header.uuid, 16))
 		return refuse(path, "the UUID inside is not the one of its name");
-	if (head->object_bytes > size || head->object_bytes < sizeof(*head) ||
-		head->counters_bytes < sizeof(struct kvp_counters) ||
-		!part_inside(head->ns_off, head->ns_row_bytes, KVP_STATS_NS_MAX, sizeof(struct kvp_ns_row), size) ||
-		!part_inside(head->session_off, head->session_row_bytes, KVP_STATS_SESSIONS_MAX,
-			sizeof(struct kvp_session_row), size) ||
-		!part_inside(
-			head->slab_off, head->slab_row_bytes, head->max_places, sizeof(struct kvp_slab_row), size)) {
+	if (head->object_bytes > size || head->object_bytes < sizeof(*head) || !counters_readable(head, size) ||
+		!part_inside(head->ns_off, head->ns_row_bytes, KVP_STATS_NS_MAX, offsetof(struct kvp_ns_row, counters),
+			size) ||
+		!part_inside(head->session_off, head->session_row_bytes, KVP_STATS_SESSIONS_MAX, KVP_SESSION_ROW_LEAST,
+			size) ||
+		!part_inside(head->slab_off, head->slab_row_bytes, head->max_places, KVP_SLAB_ROW_LEAST, size)) {
 		snprintf(why, sizeof(why),
 			"layout version %u.%u with sizes that this kvctl's %u.%u does not know, or cut short (%llu bytes)",
 			head->layout_major, head->layout_minor, KVP_LAYOUT_MAJOR, KVP_LAYOUT_MINOR,
@@ -67,6 +77,14 @@ static int head_check(const struct kvp_stats *head, const struct pool *pool, uin
 		return refuse(path, why);
 	}
 	return 0;
+}
+
+/* Behind its counters lies no counter. */
+static void head_cut(struct kvp_stats *head)
+{
+	if (head->counters_bytes < sizeof(head->counters))
+		memset((char *)&head->counters + head->counters_bytes, 0,
+			sizeof(head->counters) - head->counters_bytes);
 }
 
 static int raw_open(struct raw *raw, const struct pool *pool)
@@ -133,7 +151,8 @@ static int raw_copy(struct raw *raw, uint64_t tries_ns, uint64_t *version, bool 
 	return 0;
 }
 
-/* Rows whose first word, the id, is not 0, put together; @each of them @known bytes long, after @before bytes of room. */
+/* Rows whose first word, the id, is not 0, put together; of each of them the @known bytes, as far as it has them, after @before
+   bytes of room. */
 static unsigned rows_take(const struct raw *raw, uint32_t off, uint32_t row_bytes, unsigned n, void *to, size_t known,
 	size_t stride, size_t before)
 {
@@ -146,7 +165,7 @@ static unsigned rows_take(const struct raw *raw, uint32_t off, uint32_t row_byte
 		memcpy(&id, row, sizeof(id));
 		if (!id)
 			continue;
-		memcpy((char *)to + stride * taken + before, row, known);
+		memcpy((char *)to + stride * taken + before, row, row_bytes < known ? row_bytes : known);
 		if (before)
 			*(uint32_t *)(void *)((char *)to + stride * taken) = i;
 		taken++;
@@ -201,6 +220,7 @@ int snapshot_take(struct snapshot *snapshot, const struct pool *pool, bool patie
 	if (!r) {
 		memcpy(&snapshot->head, raw.bytes, sizeof(snapshot->head));
 		r = head_check(&snapshot->head, pool, raw.size, path); /* again: it was copied anew */
+		head_cut(&snapshot->head);
 	}
 	if (!r && snapshot_rows(snapshot, &raw) < 0)
 		r = refuse(path, "out of memory");

@@ -124,7 +124,7 @@ static int header_open(struct session *s, int fd)
 		return -KVP_EPROTO;
 	/* a later minor version may have made it longer */
 	if (header->magic == KVP_MAGIC_HEADER && header->layout_major == KVP_LAYOUT_MAJOR &&
-		header->endian == KVP_ENDIAN && header->header_bytes >= sizeof(*header) &&
+		header->endian == KVP_ENDIAN && header->header_bytes >= KVP_POOL_HEADER_LEAST &&
 		header->header_bytes <= KVP_PAGE && !memcmp(header->uuid, s->uuid, 16)) {
 		s->header = header;
 		return 0;
@@ -143,8 +143,16 @@ static bool session_head_ok(const struct session *s)
 
 	return head->magic == KVP_MAGIC_SESSION && head->layout_major == KVP_LAYOUT_MAJOR &&
 	       head->endian == KVP_ENDIAN && head->session_id == s->id && head->pin_stride == s->header->pin_stride &&
-	       head->pins_off >= sizeof(*head) && head->pins_off % sizeof(uint64_t) == 0 && head->pin_stride &&
+	       head->pins_off >= KVP_SESSION_PINS_OFF_LEAST && head->pins_off % sizeof(uint64_t) == 0 &&
+	       head->pins_off <= s->bytes && head->pin_stride &&
 	       (s->bytes - head->pins_off) / head->pin_stride >= s->header->max_places;
+}
+
+/* Before a session counted for each namespace its pins began where ours still has counts. */
+static bool session_head_too_old(const struct kvp_session_header *head)
+{
+	return head->magic == KVP_MAGIC_SESSION && head->layout_major == KVP_LAYOUT_MAJOR && !head->layout_minor &&
+	       head->pins_off < KVP_SESSION_PINS_OFF_LEAST;
 }
 
 static int session_lock(const struct session *s)
@@ -179,6 +187,10 @@ static int session_new(struct kvp_client *client, const struct kvp_wire_welcome 
 	s->head = r == 0 && s->bytes >= KVP_PAGE ? map_object(s->fd, s->bytes, true) : NULL;
 	if (s->head && session_head_ok(s))
 		r = session_lock(s);
+	else if (s->head && session_head_too_old(s->head))
+		r = fail(-KVP_EVERSION,
+			"the daemon at %s is older than the first version this library works with: restart it with the kvpoold of this library",
+			client->socket);
 	else if (r == 0)
 		r = fail(-KVP_EPROTO, "the session object of the daemon at %s does not fit its header", client->socket);
 	if (r < 0) {
@@ -280,10 +292,9 @@ static int hello_answered(struct kvp_client *client, struct request *request, st
 	struct session *s = atomic_load(&client->session);
 	int r;
 
-	if (request->body_bytes < sizeof(*welcome))
+	if (!request_body_take(request, welcome, sizeof(*welcome), KVP_WELCOME_LEAST))
 		return fail(-KVP_EPROTO, "the daemon at %s answers HELLO with %zu bytes", client->socket,
 			request->body_bytes);
-	memcpy(welcome, request->body, sizeof(*welcome));
 	if (s && (welcome->session_id != s->id || memcmp(welcome->uuid, s->uuid, 16) != 0))
 		return fail(-KVP_EPROTO, "the daemon at %s resumes another session", client->socket);
 	if (s) {
@@ -369,11 +380,10 @@ static int join_map(struct session *s, const struct kvp_wire_join *join, uint64_
 		return fail(-KVP_ENOMEM, "out of memory");
 	memcpy(request_body(request), join, sizeof(*join));
 	r = attach_call(request, deadline_ns);
-	if (r == 0 && (request->body_bytes < sizeof(joined) || request->n_fds != 1))
+	if (r == 0 && (!request_body_take(request, &joined, sizeof(joined), KVP_JOINED_LEAST) || request->n_fds != 1))
 		r = fail(-KVP_EPROTO, "the daemon at %s answers JOIN with %zu bytes", s->client->socket,
 			request->body_bytes);
 	if (r == 0) {
-		memcpy(&joined, request->body, sizeof(joined));
 		joined.differs[sizeof(joined.differs) - 1] = 0;
 		memcpy(differs, joined.differs, sizeof(joined.differs));
 		*map = map_find(s, joined.ns_id);
@@ -499,6 +509,7 @@ static void attach_done(struct kvp_client *client, const struct kvp_wire_welcome
 			       : welcome->heartbeat_ms > 60000 ? 60000
 							       : welcome->heartbeat_ms;
 	client->online = true;
+	client->can = welcome->can;
 	client->attach_error = 0;
 	client->attach_text[0] = 0;
 	atomic_store(&client->epoch, welcome->epoch);

@@ -292,14 +292,11 @@ int kvp_ping(struct kvp_client *client, uint64_t deadline_ns)
 	if (!request)
 		return fail(-KVP_ENOMEM, "out of memory");
 	r = request_call(&request, deadline_ns);
-	if (r == 0 && request->body_bytes < sizeof(pong))
+	if (r == 0 && !request_body_take(request, &pong, sizeof(pong), KVP_PONG_LEAST))
 		r = fail(-KVP_EPROTO, "the daemon at %s answers PING with %zu bytes", client->socket,
 			request->body_bytes);
-	if (r == 0) {
-		memcpy(&pong, request->body, sizeof(pong));
-		if (pong.state != KVP_DAEMON_SERVING)
-			r = fail(-KVP_ESHUTDOWN, "the daemon at %s is starting or stopping", client->socket);
-	}
+	if (r == 0 && pong.state != KVP_DAEMON_SERVING)
+		r = fail(-KVP_ESHUTDOWN, "the daemon at %s is starting or stopping", client->socket);
 	request_free(request);
 	return r;
 }

@@ -33,9 +33,8 @@ static int ring_take(struct kvp_ns *ns, const struct request *request, uint64_t 
 	struct kvp_wire_ring told = {0};
 	const struct kvp_ring *ring;
 
-	if (request->body_bytes < sizeof(told) || !request->n_fds)
+	if (!request_body_take(request, &told, sizeof(told), KVP_RING_LEAST) || !request->n_fds)
 		return fail(-KVP_EPROTO, "the daemon answers EVENTS with %zu bytes", request->body_bytes);
-	memcpy(&told, request->body, sizeof(told));
 	ring = told.bytes < sizeof(*ring) ? NULL : map_object(request->fds[0], told.bytes, false);
 	if (!ring)
 		return fail(-KVP_ENOMEM, "namespace %s: its events cannot be mapped", ns->join.name);

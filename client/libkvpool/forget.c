@@ -54,14 +54,17 @@ static int call_by(struct request **request, uint64_t deadline_ns)
 /* One message's worth. Return: 0, @gone is set where it is so; -KVP_E... */
 static int delete_ask(struct ns_map *map, struct kvp_key *keys, uint32_t n, uint64_t deadline_ns, bool *gone)
 {
-	struct kvp_wire_batch head = {.ns_id = map->ns_id, .n = n, .flags = KVP_WIRE_DEADLINE};
+	/* an older daemon takes the deadline for bytes too many */
+	bool can = wire_can(map->session->client, KVP_CAN_DEADLINE);
+	struct kvp_wire_batch head = {.ns_id = map->ns_id, .n = n, .flags = can ? KVP_WIRE_DEADLINE : 0};
 	uint64_t by = answer_by(deadline_ns);
 	struct request *request;
 	int r;
 
 	static_assert(sizeof(by) <= sizeof(*keys), "it has room as another key");
 	memcpy(&keys[n], &by, sizeof(by));
-	request = request_of(map, KVP_MSG_DELETE, &head, sizeof(head), keys, n * sizeof(*keys) + sizeof(by));
+	request =
+		request_of(map, KVP_MSG_DELETE, &head, sizeof(head), keys, n * sizeof(*keys) + (can ? sizeof(by) : 0));
 	r = request ? call_by(&request, by) : fail(-KVP_ENOMEM, "out of memory");
 	for (uint32_t i = 0; r == 0 && i < n && (i + 1) * sizeof(struct kvp_wire_found) <= request->body_bytes; i++) {
 		struct kvp_wire_found found;
@@ -169,8 +172,8 @@ int64_t kvp_clear(struct kvp_ns *ns, uint64_t deadline_ns)
 	if (!request)
 		return fail(-KVP_ENOMEM, "out of memory");
 	r = call_by(&request, head.deadline_ns);
-	if (r == 0)
-		memcpy(&done, request->body, request->body_bytes < sizeof(done) ? request->body_bytes : sizeof(done));
+	if (r == 0 && !request_body_take(request, &done, sizeof(done), KVP_ADMIN_DONE_LEAST))
+		r = fail(-KVP_EPROTO, "the daemon answers CLEAR with %zu bytes", request->body_bytes);
 	request_free(request);
 	if (r == 0 && done.error)
 		return fail(-EIO,
@@ -229,9 +232,8 @@ int kvp_stats(struct kvp_ns *ns, struct kvp_stats_of *stats, uint64_t deadline_n
 	if (!request)
 		return fail(-KVP_ENOMEM, "out of memory");
 	r = request_call(&request, deadline_ns ? deadline_ns : after_ms(TRY_MS));
-	if (r == 0)
-		memcpy(&usage, request->body,
-			request->body_bytes < sizeof(usage) ? request->body_bytes : sizeof(usage));
+	if (r == 0 && !request_body_take(request, &usage, sizeof(usage), KVP_USAGE_LEAST))
+		r = fail(-KVP_EPROTO, "the daemon answers USAGE with %zu bytes", request->body_bytes);
 	request_free(request);
 	if (r < 0)
 		return r;

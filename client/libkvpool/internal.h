@@ -213,6 +213,7 @@ struct kvp_client {
 	bool attaching; /* see attach_enter() */
 	bool closing;
 	bool online; /* messages may be sent: connected, resumed */
+	uint64_t can; /* what the daemon said it can: enum kvp_wire_can */
 	int fd; /* socket, -1: none; also under the registry lock */
 	uint64_t connection; /* counts them */
 	uint64_t last_epoch; /* of the last connection */
@@ -491,6 +492,11 @@ struct request {
 };
 
 struct request *request_new(struct kvp_client *client, struct session *session, uint16_t type, size_t body_bytes);
+/** request_body_take() - the answer of a daemon of this minor version, of an earlier or of a later one: what is known here, zeroes
+ *  for what did not come.  Return: false: it has less than @least, which 1.0 had. */
+bool request_body_take(const struct request *request, void *to, size_t room, size_t least);
+/** wire_can() - may this daemon be sent what 1.0 did not know? */
+bool wire_can(struct kvp_client *client, enum kvp_wire_can what);
 static inline void *request_body(const struct request *request)
 {
 	return request->packet + sizeof(struct kvp_msg);

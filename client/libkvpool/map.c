@@ -53,7 +53,7 @@ static bool span_fits(uint64_t off, uint64_t n, uint64_t item, uint64_t bytes)
 static bool ns_head_ok(const struct kvp_ns_header *head, uint64_t bytes, const struct session *s, uint64_t ns_id)
 {
 	return head->magic == KVP_MAGIC_NS && head->layout_major == KVP_LAYOUT_MAJOR && head->endian == KVP_ENDIAN &&
-	       head->header_bytes >= sizeof(*head) && head->header_bytes <= bytes && head->ns_id == ns_id &&
+	       head->header_bytes >= KVP_NS_HEADER_LEAST && head->header_bytes <= bytes && head->ns_id == ns_id &&
 	       head->object_bytes <= bytes && head->slots_per_slab && head->slots_per_slab < 1u << 31 &&
 	       head->max_places <= s->max_places && (uint64_t)head->max_places * head->slots_per_slab < UINT32_MAX &&
 	       head->slots_per_slab <= s->pin_stride / sizeof(struct kvp_pin) &&

@@ -42,10 +42,9 @@ static int stage_ask(struct ns_map *map, uint64_t deadline_ns)
 		*ask = (struct kvp_wire_stage){.ns_id = map->ns_id, .n_blocks = STAGE_BLOCKS};
 		r = request_call(&request, deadline_ns);
 	}
-	if (r == 0 && (request->body_bytes < sizeof(staged) || request->n_fds != 1))
+	if (r == 0 && (!request_body_take(request, &staged, sizeof(staged), KVP_STAGED_LEAST) || request->n_fds != 1))
 		r = fail(-KVP_EPROTO, "the daemon answers STAGE with %zu bytes", request->body_bytes);
 	if (r == 0) {
-		memcpy(&staged, request->body, sizeof(staged));
 		if (!staged.n_blocks || staged.n_blocks > UINT32_MAX ||
 			staged.bytes / map->block_stride < staged.n_blocks)
 			r = fail(-KVP_EPROTO, "the staging area makes no sense");

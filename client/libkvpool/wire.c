@@ -45,6 +45,27 @@ struct request *request_new(struct kvp_client *client, struct session *session, 
 	return request;
 }
 
+bool request_body_take(const struct request *request, void *to, size_t room, size_t least)
+{
+	size_t known = request->body_bytes < room ? request->body_bytes : room;
+
+	if (request->body_bytes < least)
+		return false;
+	memcpy(to, request->body, known);
+	memset((char *)to + known, 0, room - known);
+	return true;
+}
+
+bool wire_can(struct kvp_client *client, enum kvp_wire_can what)
+{
+	bool can;
+
+	pthread_mutex_lock(&client->lock);
+	can = client->can & what;
+	pthread_mutex_unlock(&client->lock);
+	return can;
+}
+
 static void request_link(struct kvp_client *client, struct request *request)
 {
 	request->next = NULL;

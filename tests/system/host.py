@@ -15,7 +15,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 BUILD = os.path.abspath(os.environ.get("BUILD", os.path.join(HERE, "..", "..", "build")))
 # struct totals of prog_worker.c
 TOTALS = ["reads", "wrong", "lost", "stored", "exists", "rejected", "private_blocks", "hits_ram", "hits_spill", "errors",
-          "late_us", "publish_us", "broken"]
+          "late_us", "publish_us", "broken", "slow"]
 REFUSED = 75  # exit status of a worker that got no namespace
 
 

@@ -8,6 +8,7 @@
  *	-m OCTAL   the namespace's mode when this one makes it, 0600; with others' write bits publishing copies
  *	-p NAME    make it a child of the owner's namespace of this name: what lies there is found, and never written
  *	-r         look up only
+ *	-k MS      keep what is found for so long, as a request in mid-token, and check it then
  *	-t FILE    requests to repeat, from a random one on: a line is the ids of a prompt's blocks, "a-b" for a run of them;
  *	           else chains are made up
  *	-x         break what it may write: punch its blocks, cut and grow its session object; what it reads is its own affair
@@ -35,6 +36,7 @@
 #define DEPTH 24u
 #define DEPTH_MAX 64u /* of a repeated request */
 #define EXTEND_MAX 4u
+#define SLOW_US 100000u
 
 /* As the driver reads it (host.py). */
 struct totals {
@@ -42,6 +44,7 @@ struct totals {
 	_Atomic uint64_t late_us; /* longest that a call took beyond its deadline */
 	_Atomic uint64_t publish_us; /* longest publish */
 	_Atomic uint64_t broken; /* times one broke what it may write */
+	_Atomic uint64_t slow; /* calls that took longer beyond their deadline than SLOW_US */
 };
 
 struct worker {
@@ -50,6 +53,7 @@ struct worker {
 	const char *socket, *name, *parent, *trace;
 	uint64_t block_bytes, n_words, salt;
 	uint32_t owner, mode;
+	useconds_t keep_us; /* 0: not for long */
 	bool reads_only, breaks;
 	const char *requests, *at, *end; /* the file of -t */
 };
@@ -83,8 +87,11 @@ static void note_late(struct totals *totals, uint64_t deadline_ns)
 {
 	uint64_t now = kvp_deadline_ms(0);
 
-	if (now > deadline_ns)
-		most(&totals->late_us, (now - deadline_ns) / 1000);
+	if (now <= deadline_ns)
+		return;
+	most(&totals->late_us, (now - deadline_ns) / 1000);
+	if ((now - deadline_ns) / 1000 > SLOW_US)
+		atomic_fetch_add(&totals->slow, 1);
 }
 
 /* Content is of a name and its owner, so that another tenant's block of the same id is a wrong one; a child has its
@@ -345,7 +352,9 @@ static void work(struct worker *w)
 			usleep(1000);
 			continue;
 		}
-		if (random_next() % 32 == 0)
+		if (w->keep_us)
+			usleep(w->keep_us);
+		else if (random_next() % 32 == 0)
 			usleep((useconds_t)(random_next() % 20000)); /* hold them for a while */
 		check_and_release(w, &request, views, (uint32_t)n);
 		extend(w, &request, (uint32_t)n);
@@ -401,9 +410,11 @@ static int options(struct worker *w, int argc, char **argv)
 {
 	int c;
 
-	while ((c = getopt(argc, argv, "b:o:m:p:rt:x")) >= 0) {
+	while ((c = getopt(argc, argv, "b:k:o:m:p:rt:x")) >= 0) {
 		if (c == 'b')
 			w->block_bytes = strtoull(optarg, NULL, 10);
+		else if (c == 'k')
+			w->keep_us = (useconds_t)strtoul(optarg, NULL, 10) * 1000;
 		else if (c == 'o')
 			w->owner = (uint32_t)strtoul(optarg, NULL, 10);
 		else if (c == 'm')

@@ -844,7 +844,9 @@ static void a_pool_that_does_not_fit_is_dropped_with_one_line_and_a_new_one_made
 		wire_leave(&f->ns);
 		wire_close(&f->w);
 	}
-	assert_true(host_logged(&f->host, "its layout is version 9.0, this kvpoold's is 1.0", 0));
+	snprintf(path, sizeof(path), "its layout is version 9.%u with a header of %zu bytes, this kvpoold's is %u.%u",
+		KVP_LAYOUT_MINOR, sizeof(struct kvp_pool_header), KVP_LAYOUT_MAJOR, KVP_LAYOUT_MINOR);
+	assert_true(host_logged(&f->host, path, 0));
 }
 
 static void a_lost_or_broken_slab_loses_its_blocks_and_never_lends_their_names_to_other_bytes(void **state)

@@ -68,8 +68,8 @@ static void rows_move(char *to, uint32_t to_bytes, const char *from, uint32_t fr
 		memcpy(to + (size_t)to_bytes * i, from + (size_t)from_bytes * i, n_kept);
 }
 
-/* The stats object as a kvpoold with @more counters, of the pool and of each namespace, has it: noise in them. */
-static void stats_of_another_minor(const struct host *host, int more)
+/* The stats object as a kvpoold of layout 1.@minor with @more counters, of the pool and of each namespace, has it: noise in those. */
+static void stats_of_another_minor(const struct host *host, int more, uint16_t minor)
 {
 	const struct kvp_stats *now = host->stats;
 	uint32_t ns_bytes = (uint32_t)((int)now->ns_row_bytes + 8 * more), least;
@@ -84,8 +84,8 @@ static void stats_of_another_minor(const struct host *host, int more)
 
 	assert_non_null(to);
 	memset(to, 0x5a, bytes);
-	memcpy(to, from, offsetof(struct kvp_stats, counters));
-	other->layout_minor = (uint16_t)(now->layout_minor + 1);
+	memcpy(to, from, sizeof(*now) - (more < 0 ? (size_t)(8 * -more) : 0));
+	other->layout_minor = minor;
 	other->object_bytes = bytes;
 	other->counters_bytes = (uint32_t)((int)now->counters_bytes + 8 * more);
 	other->ns_row_bytes = ns_bytes;
@@ -106,7 +106,7 @@ static void stats_of_another_minor(const struct host *host, int more)
 }
 
 /* Blocks, a hold and a session that was there all the time. */
-static void goes_on_after(struct fixture *f, int more)
+static void goes_on_after(struct fixture *f, int more, uint16_t minor)
 {
 	struct kvp_key key = wire_key(7);
 	struct wire_pinned pinned;
@@ -117,14 +117,15 @@ static void goes_on_after(struct fixture *f, int more)
 	memcpy(uuid, f->host.uuid, 16);
 	assert_int_equal(wire_pin(&f->ns, &key, &pinned), 1);
 	host_kill(&f->host);
-	stats_of_another_minor(&f->host, more);
+	stats_of_another_minor(&f->host, more, minor);
 	assert_int_equal(host_start(&f->host, NULL), 0);
 	assert_memory_equal(uuid, f->host.uuid, 16);
-	assert_true(host_logged(&f->host, "had other counters than this one", 0));
+	assert_true(host_logged(&f->host, minor ? "counts go on" : "counts begin at 0", 0));
 	assert_int_equal(f->host.stats->counters_bytes, sizeof(struct kvp_counters));
 	assert_int_equal(atomic_load(&f->host.stats->counters.sessions), 1);
 	assert_int_equal(atomic_load(&host_ns_row(&f->host, f->ns.id)->counters.published), N);
-	assert_int_equal(atomic_load(&host_ns_row(&f->host, f->ns.id)->counters.lookups), 0);
+	assert_int_equal(atomic_load(&host_ns_row(&f->host, f->ns.id)->counters.stored), minor ? N : 0);
+	assert_int_equal(atomic_load(&f->host.stats->counters.sessions_opened), minor ? 1 : 0);
 	assert_true(wire_right(pinned.data, pinned.used_bytes, 7));
 	wire_unpin(&f->ns, &pinned);
 	for (uint64_t k = 0; k < N; k++) {
@@ -139,12 +140,18 @@ static void goes_on_after(struct fixture *f, int more)
 
 static void blocks_and_sessions_of_a_kvpoold_with_more_counters_are_taken_over(void **state)
 {
-	goes_on_after(*state, 3);
+	goes_on_after(*state, 3, KVP_LAYOUT_MINOR + 1);
 }
 
 static void blocks_and_sessions_of_a_kvpoold_with_fewer_counters_are_taken_over(void **state)
 {
-	goes_on_after(*state, -3);
+	goes_on_after(*state, -3, KVP_LAYOUT_MINOR);
+}
+
+/* It had its counters in no fixed order. */
+static void counts_of_layout_1_0_begin_again_and_its_blocks_and_sessions_stay(void **state)
+{
+	goes_on_after(*state, -3, 0);
 }
 
 static void a_half_made_object_of_a_killed_upgrade_is_no_obstacle(void **state)
@@ -158,7 +165,7 @@ static void a_half_made_object_of_a_killed_upgrade_is_no_obstacle(void **state)
 	assert_true(fd >= 0);
 	assert_int_equal(ftruncate(fd, 100), 0);
 	close(fd);
-	goes_on_after(f, 1);
+	goes_on_after(f, 1, KVP_LAYOUT_MINOR);
 }
 
 /* Rows that would lie outside the object are those of no kvpoold: the pool is begun anew, and nothing is read out of bounds. */
@@ -172,7 +179,7 @@ static void senseless_sizes_are_not_followed(void **state)
 	wire_leave(&f->ns);
 	wire_close(&f->w);
 	host_kill(&f->host);
-	stats_of_another_minor(&f->host, 2);
+	stats_of_another_minor(&f->host, 2, KVP_LAYOUT_MINOR + 1);
 	host_object(&f->host, path, "stats");
 	fd = open(path, O_WRONLY);
 	assert_int_equal(pwrite(fd, &off, 4, offsetof(struct kvp_stats, session_off)), 4);
@@ -190,6 +197,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		WITH_BLOCKS(blocks_and_sessions_of_a_kvpoold_with_more_counters_are_taken_over),
 		WITH_BLOCKS(blocks_and_sessions_of_a_kvpoold_with_fewer_counters_are_taken_over),
+		WITH_BLOCKS(counts_of_layout_1_0_begin_again_and_its_blocks_and_sessions_stay),
 		WITH_BLOCKS(a_half_made_object_of_a_killed_upgrade_is_no_obstacle),
 		WITH_BLOCKS(senseless_sizes_are_not_followed),
 	};

@@ -104,6 +104,7 @@ static inline struct fixture *given_pool(uint32_t seed)
 			.d = &f->d,
 			.id = 11 + i,
 			.head = zeroed(KVP_SESSION_PINS_OFF + KVP_PAGE * PLACES),
+			.pins_off = KVP_SESSION_PINS_OFF,
 			.row = &f->session_rows[i],
 			.has_place = calloc(PLACES, 1),
 			.grants_at = calloc(PLACES, sizeof(uint32_t))};

@@ -25,7 +25,10 @@
 /* What the peer does wrong, in an otherwise right answer to HELLO. */
 enum wrong {
 	NOTHING_WRONG,
+	OF_1_0, /* nothing: an earlier minor version says less */
+	OF_A_LATER_MINOR, /* nothing: it says more, and has more in its objects */
 	OTHER_VERSION,
+	PINS_IN_COUNTS,
 	GARBAGE,
 	WRONG_MAGIC,
 	WRONG_LENGTH,
@@ -74,7 +77,9 @@ static int header_object(enum wrong wrong)
 	struct kvp_pool_header header = {.magic = wrong == HEADER_WITHOUT_MAGIC ? 0 : KVP_MAGIC_HEADER,
 		.layout_major = KVP_LAYOUT_MAJOR + (wrong == HEADER_OF_OTHER_LAYOUT),
 		.endian = wrong == HEADER_OF_OTHER_ENDIAN ? 0x04030201 : KVP_ENDIAN,
-		.header_bytes = wrong == HEADER_TOO_SMALL   ? sizeof(header) - 8
+		.layout_minor = wrong == OF_A_LATER_MINOR ? KVP_LAYOUT_MINOR + 1 : 0,
+		.header_bytes = wrong == HEADER_TOO_SMALL   ? KVP_POOL_HEADER_LEAST - 8
+				: wrong == OF_A_LATER_MINOR ? sizeof(header) + 64
 				: wrong == HEADER_TOO_LARGE ? KVP_PAGE + 8
 							    : sizeof(header),
 		.uuid = {wrong == HEADER_OF_OTHER_POOL ? 9 : 1},
@@ -92,11 +97,17 @@ static int session_object(enum wrong wrong)
 		.endian = KVP_ENDIAN,
 		.session_id = wrong == SESSION_OF_OTHER_ID ? 6 : 5,
 		.word = 1,
-		.pins_off = wrong == PINS_OUT_OF_BOUNDS ? 5 * KVP_PAGE : KVP_SESSION_PINS_OFF,
+		.layout_minor = wrong == OF_A_LATER_MINOR ? KVP_LAYOUT_MINOR + 1 : 0,
+		.pins_off = wrong == PINS_OUT_OF_BOUNDS ? 5 * KVP_PAGE
+			    : wrong == PINS_IN_COUNTS	? KVP_PAGE
+			    : wrong == OF_A_LATER_MINOR ? KVP_SESSION_PINS_OFF + KVP_PAGE
+							: KVP_SESSION_PINS_OFF,
 		.pin_stride = PIN_STRIDE};
 
 	return object_of(&head, sizeof(head),
-		wrong == SHORT_SESSION ? KVP_SESSION_PINS_OFF : KVP_SESSION_PINS_OFF + PLACES * PIN_STRIDE);
+		wrong == SHORT_SESSION
+			? KVP_SESSION_PINS_OFF
+			: KVP_SESSION_PINS_OFF + (wrong == OF_A_LATER_MINOR) * KVP_PAGE + PLACES * PIN_STRIDE);
 }
 
 static void send_packet(int fd, const void *packet, size_t n, const int *fds, unsigned n_fds)
@@ -152,8 +163,15 @@ static void answer_hello(int fd, const struct kvp_msg *asked, enum wrong wrong)
 		memcpy(huge, &reply.msg, sizeof(reply.msg));
 		send_packet(fd, huge, sizeof(huge), fds, 2);
 	} else if (wrong == SHORT_BODY) {
-		reply.msg.bytes = sizeof(reply) - 8;
-		send_packet(fd, &reply, sizeof(reply) - 8, fds, 2);
+		reply.msg.bytes = sizeof(reply.msg) + KVP_WELCOME_LEAST - 8;
+		send_packet(fd, &reply, reply.msg.bytes, fds, 2);
+	} else if (wrong == OF_1_0) {
+		reply.msg.bytes = sizeof(reply.msg) + KVP_WELCOME_LEAST;
+		send_packet(fd, &reply, reply.msg.bytes, fds, 2);
+	} else if (wrong == OF_A_LATER_MINOR) {
+		reply.msg.bytes = sizeof(reply) + 40;
+		memcpy(huge, &reply, sizeof(reply));
+		send_packet(fd, huge, reply.msg.bytes, fds, 2);
 	} else if (wrong == NO_DESCRIPTORS) {
 		reply.msg.n_fds = 0;
 		send_packet(fd, &reply, sizeof(reply), NULL, 0);
@@ -248,6 +266,32 @@ static void a_right_answer_attaches(void **state)
 	peer_end(peer);
 }
 
+static void other_minor_versions_attach(void **state)
+{
+	(void)state;
+	for (enum wrong version = OF_1_0; version <= OF_A_LATER_MINOR; version++) {
+		struct peer *peer = given_peer(version);
+		struct kvp_client *client = given_client(peer);
+
+		assert_int_equal(kvp_state(client, NULL), KVP_ATTACHED);
+		kvp_close(client);
+		peer_end(peer);
+	}
+}
+
+/* Their pins lie where this library counts: that is not found out by storing there. */
+static void sessions_of_before_1_0_are_told_and_not_used(void **state)
+{
+	struct peer *peer = given_peer(PINS_IN_COUNTS);
+	struct kvp_client *client = given_client(peer);
+
+	(void)state;
+	assert_int_equal(kvp_state(client, NULL), KVP_INCOMPATIBLE);
+	assert_non_null(strstr(kvp_error(client), "older than the first version"));
+	kvp_close(client);
+	peer_end(peer);
+}
+
 static void another_version_is_told_and_not_used(void **state)
 {
 	struct peer *peer = given_peer(OTHER_VERSION);
@@ -272,7 +316,7 @@ static void a_header_of_another_size_is_refused_with_both_sizes_named(void **sta
 		struct kvp_client *client = given_client(peer);
 
 		snprintf(theirs, sizeof(theirs), " in %zu bytes",
-			wrong == HEADER_TOO_SMALL ? sizeof(struct kvp_pool_header) - 8 : KVP_PAGE + 8);
+			wrong == HEADER_TOO_SMALL ? (size_t)KVP_POOL_HEADER_LEAST - 8 : KVP_PAGE + 8);
 		assert_int_equal(kvp_state(client, NULL), KVP_INCOMPATIBLE);
 		assert_non_null(strstr(kvp_error(client), theirs));
 		assert_non_null(strstr(kvp_error(client), ours));
@@ -329,6 +373,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_right_answer_attaches),
+		cmocka_unit_test(other_minor_versions_attach),
+		cmocka_unit_test(sessions_of_before_1_0_are_told_and_not_used),
 		cmocka_unit_test(another_version_is_told_and_not_used),
 		cmocka_unit_test(a_header_of_another_size_is_refused_with_both_sizes_named),
 		cmocka_unit_test(whatever_is_wrong_the_client_stays_detached_and_tries_again),

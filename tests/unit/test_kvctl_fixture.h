@@ -134,6 +134,7 @@ static inline void fake_make_header(struct fake *f)
 		}
 	h->magic = KVP_MAGIC_HEADER;
 	h->layout_major = KVP_LAYOUT_MAJOR;
+	h->layout_minor = KVP_LAYOUT_MINOR;
 	h->endian = KVP_ENDIAN;
 	h->header_bytes = sizeof(*h);
 	memcpy(h->uuid, f->uuid, 16);
@@ -160,6 +161,7 @@ static inline void fake_make_stats(struct fake *f)
 
 	s->magic = KVP_MAGIC_STATS;
 	s->layout_major = KVP_LAYOUT_MAJOR;
+	s->layout_minor = KVP_LAYOUT_MINOR;
 	s->endian = KVP_ENDIAN;
 	memcpy(s->uuid, f->uuid, 16);
 	s->object_bytes = bytes;
@@ -229,6 +231,7 @@ static inline void fake_make_ns(struct fake *f)
 	h = f->ns = fake_object(f, "ns-0000000000000011", bytes);
 	h->magic = KVP_MAGIC_NS;
 	h->layout_major = KVP_LAYOUT_MAJOR;
+	h->layout_minor = KVP_LAYOUT_MINOR;
 	h->endian = KVP_ENDIAN;
 	h->header_bytes = sizeof(*h);
 	h->object_bytes = bytes;

@@ -56,7 +56,7 @@ static struct race_reader reader_of(struct fixture *f, const struct kvp_key *key
 		.keys = keys,
 		.n_keys = KEYS};
 
-	s->head->pins_off = KVP_SESSION_PINS_OFF;
+	s->head->pins_off = s->pins_off;
 	s->head->pin_stride = KVP_PAGE;
 	atomic_store(&s->head->word, 1);
 	for (uint32_t place = 0; place < PLACES; place++)
