@@ -23,7 +23,7 @@ SYSCONFDIR ?= /etc
 BUILD_PACKAGES := gcc make pkg-config libc6-dev liburing-dev uuid-dev libhwloc-dev libsodium-dev libxxhash-dev libzstd-dev \
 	libjansson-dev libmicrohttpd-dev libncurses-dev libsystemd-dev uthash-dev libopenblas-pthread-dev python3
 CHECK_PACKAGES := tmux procps g++ dpkg-dev binutils libcmocka-dev clang-format groff-base spin systemd python3-pytest \
-	python3-hypothesis python3-numpy
+	python3-hypothesis python3-numpy qemu-user
 WHEEL_PACKAGES := python3-pip python3-setuptools python3-wheel
 PEER_PACKAGES := liblmdb-dev libhiredis-dev memcached redis-server fio
 FUZZ_PACKAGES := clang

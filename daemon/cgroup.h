@@ -1,5 +1,5 @@
 /*
- * cgroup.h - what this daemon's control group (version 2) says of memory: its limits, what of them is used, its pressure
+ * cgroup.h - what this daemon's control group says of memory: its limits, what of them is used, its pressure (version 2 only)
  *
  * Only files are read.  KVPOOL_ROOT in the environment is put before /proc and /sys: for tests.
  */
@@ -13,9 +13,10 @@
 
 /** cgroup_file() - path of a file of the host, "/proc/..." or "/sys/..." */
 void cgroup_file(char path[CGROUP_PATH_MAX], const char *of_host);
-/** cgroup_own() - directory of our own group. Return: false: there is none. */
+/** cgroup_own() - directory of our own group of version 2. Return: false: there is none. */
 bool cgroup_own(char path[CGROUP_PATH_MAX]);
-/** cgroup_limit() - the smallest memory.max of our group and those above it; UINT64_MAX: none */
+/** cgroup_limit() - the smallest memory.max, or of version 1 memory.limit_in_bytes, of our group and those above it; UINT64_MAX:
+ *  none */
 uint64_t cgroup_limit(void);
 
 /* The group, ours or one above, that has the least left of its limit. */

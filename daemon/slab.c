@@ -14,6 +14,7 @@
 
 #include "block.h"
 #include "cgroup.h"
+#include "fault.h"
 #include "guard.h"
 #include "io_memory.h"
 #include "log.h"
@@ -381,6 +382,8 @@ static void making_done(struct maker_job *job)
 	}
 	d->slab_bytes_moving -= making->moving;
 	d->nodes[job->node].moving -= making->moving;
+	if (FAULT_INT("slab.slow_ms", 0)) /* a machine that takes its time */
+		usleep((useconds_t)FAULT_INT("slab.slow_ms", 0) * 1000);
 	d->n_making--;
 	if (slab) {
 		d->n_coming--;
@@ -765,6 +768,7 @@ static int slab_populate(struct daemon *d, char message[256])
 
 	message[0] = 0;
 	d->slab_failure = message;
+	slab_say_progress(d, &next_ns); /* the first slab may be large, and take long */
 	while (!message[0] && !failed && (more || d->n_making)) {
 		/* few under way, so that one that fails is not followed by many */
 		for (more = true; more && !failed && d->n_making < n_nodes + 2 * topology_n_cpus(d->topology);) {

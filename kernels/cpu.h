@@ -13,7 +13,15 @@ enum cpu_level {
 	CPU_AVX512AMX, /* and AMX TILE, BF16, if cpu_amx_grant() says so */
 };
 
-/** cpu_level() - the best level whose every instruction and register state is really there */
+/* What CPUID and XGETBV answer; zeros: nothing, or they may not be asked. */
+struct cpu_says {
+	uint32_t leaf1_ecx, leaf7_ebx, leaf7_ecx, leaf7_edx, xcr0;
+};
+
+/** cpu_level_of() - the best level whose every instruction and register state such a processor and system really have */
+enum cpu_level cpu_level_of(const struct cpu_says *says);
+
+/** cpu_level() - cpu_level_of() this one */
 enum cpu_level cpu_level(void);
 
 /**

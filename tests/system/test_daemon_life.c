@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -65,6 +66,37 @@ static int teardown(void **state)
 	return good ? 0 : -1;
 }
 
+/* B54: a service manager's patience, in a child. Return (its exit status): 0: ready before it was over; 1: it was over, and the daemon
+   would have been killed; 2: ready at once, which proves nothing. */
+static int waits_for(int fd, unsigned limit_ms)
+{
+	uint64_t began = wire_now(), until = began + limit_ms * 1000000ull;
+	char text[512];
+
+	for (;;) {
+		uint64_t now = wire_now();
+		struct pollfd told = {.fd = fd, .events = POLLIN};
+		const char *more;
+		ssize_t n;
+
+		if (now >= until || poll(&told, 1, (int)((until - now) / 1000000) + 1) < 1)
+			return 1;
+		n = recv(fd, text, sizeof(text) - 1, 0);
+		if (n <= 0)
+			return 1;
+		text[n] = 0;
+		if (strstr(text, "READY=1"))
+			return wire_now() - began > limit_ms * 1000000ull ? 0 : 2;
+		more = strstr(text, "EXTEND_TIMEOUT_USEC=");
+		if (more) {
+			uint64_t extended =
+				wire_now() + strtoull(more + strlen("EXTEND_TIMEOUT_USEC="), NULL, 10) * 1000;
+
+			until = extended > until ? extended : until;
+		}
+	}
+}
+
 /* A service manager's end of the notifications, in a child. Return (its exit status): 0: it was told all of these in this order, each
    with more time, and readiness only afterwards. */
 static int notified(int fd, const char *const *told)
@@ -82,8 +114,8 @@ static int notified(int fd, const char *const *told)
 	return 2;
 }
 
-/* Start it with a service manager that listens. */
-static void start_notifying(struct host *host, const char *const *given, const char *const *told)
+/* Start it with a service manager that listens: it is to be told all of this, or, NULL, has no more patience than @limit_ms. */
+static void start_notifying(struct host *host, const char *const *given, const char *const *told, unsigned limit_ms)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	struct timeval patience = {.tv_sec = 30};
@@ -97,7 +129,7 @@ static void start_notifying(struct host *host, const char *const *given, const c
 	fflush(NULL);
 	child = fork(); /* it reads while we wait for the daemon: a full queue would hold that up */
 	if (child == 0)
-		_exit(notified(fd, told));
+		_exit(told ? notified(fd, told) : waits_for(fd, limit_ms));
 	setenv("NOTIFY_SOCKET", address.sun_path, 1);
 	assert_int_equal(host_start(host, given), 0);
 	unsetenv("NOTIFY_SOCKET");
@@ -117,11 +149,28 @@ static void while_it_starts_the_service_manager_is_told_how_far_it_is(void **sta
 	snprintf(spill, sizeof(spill), "%s:64M", host.dir);
 	start_notifying(&host, given,
 		(const char *const[]){"STATUS=populating the pool: ", "STATUS=populating the pool: 8 of 8 MiB",
-			"STATUS=taking over the blocks in memory", "STATUS=opening the spill store", NULL});
+			"STATUS=taking over the blocks in memory", "STATUS=opening the spill store", NULL},
+		0);
 	assert_int_equal(host_stop(&host), 0);
 	start_notifying(&host, given, /* with a store that has something to be looked at */
 		(const char *const[]){"STATUS=taking over the blocks in memory", "STATUS=opening the spill store",
-			"STATUS=finding what is in the spill store: ", NULL});
+			"STATUS=finding what is in the spill store: ", NULL},
+		0);
+	host_close(&host);
+}
+
+static void a_start_longer_than_the_services_limit_is_waited_for(void **state)
+{
+	const char *const given[] = {"--pool", "16M", "--slab", "1M", "--spill", "off", NULL};
+	const char *build = getenv("BUILD");
+	struct host host;
+
+	(void)state;
+	assert_int_equal(host_open(&host, geteuid()), 0);
+	snprintf(host.binary, sizeof(host.binary), "%s/kvpoold-fault", build ? build : "build");
+	setenv("KVPOOL_FAULT", "slab.slow_ms=800", 1);
+	start_notifying(&host, given, NULL, 10000); /* 16 slabs: it takes 12.8 s at least */
+	unsetenv("KVPOOL_FAULT");
 	host_close(&host);
 }
 
@@ -1078,6 +1127,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(while_it_starts_the_service_manager_is_told_how_far_it_is),
+		cmocka_unit_test(a_start_longer_than_the_services_limit_is_waited_for),
 		cmocka_unit_test(what_of_a_pool_is_no_whole_slab_is_told),
 		WITH_DAEMON(a_killed_client_leaves_no_pin_and_no_grant_behind_for_longer_than_two_seconds),
 		WITH_DAEMON(killed_clients_cost_the_daemon_nothing_in_the_end),

@@ -50,6 +50,7 @@ static int teardown(void **state)
 
 	host_close(&f->host);
 	unsetenv("HWLOC_SYNTHETIC");
+	unsetenv("HWLOC_XMLFILE");
 	unsetenv("HWLOC_THISSYSTEM");
 	free(f);
 	return 0;
@@ -208,6 +209,66 @@ static void slabs_stay_on_their_nodes_over_a_restart(void **state)
 	assert_int_equal(node_row(f, 0)->got, 0);
 	assert_int_equal(node_row(f, 1)->got, 2 * MIB);
 	assert_int_equal(node_row(f, 2)->got, 4 * MIB);
+}
+
+/* A machine of three packages with one node and one processor each, of which node 1 has no memory and node 2 is nearest to it. */
+static void write_machine(const char *path)
+{
+	static const char distances[] = "10 30 30 30 10 20 30 20 10 ";
+	FILE *file = fopen(path, "we");
+
+	assert_non_null(file);
+	fputs("<?xml version=\"1.0\"?>\n<!DOCTYPE topology SYSTEM \"hwloc2.dtd\">\n<topology version=\"2.0\">\n"
+	      "<object type=\"Machine\" os_index=\"0\" cpuset=\"0x7\" complete_cpuset=\"0x7\" allowed_cpuset=\"0x7\" "
+	      "nodeset=\"0x7\" complete_nodeset=\"0x7\" allowed_nodeset=\"0x7\" gp_index=\"1\">\n",
+		file);
+	for (unsigned i = 0; i < 3; i++) {
+		char sets[160];
+
+		snprintf(sets, sizeof(sets),
+			"os_index=\"%u\" cpuset=\"%#x\" complete_cpuset=\"%#x\" nodeset=\"%#x\" complete_nodeset=\"%#x\"",
+			i, 1u << i, 1u << i, 1u << i, 1u << i);
+		fprintf(file,
+			"<object type=\"Package\" %s gp_index=\"%u\">\n<object type=\"NUMANode\" %s gp_index=\"%u\" "
+			"local_memory=\"%u\"/>\n<object type=\"PU\" %s gp_index=\"%u\"/>\n</object>\n",
+			sets, 3 * i + 2, sets, 3 * i + 3, i == 1 ? 0 : 64 * MIB, sets, 3 * i + 4);
+	}
+	fprintf(file,
+		"</object>\n<distances2 type=\"NUMANode\" nbobjs=\"3\" kind=\"5\" indexing=\"os\">\n<indexes length=\"6\">0 1 2 "
+		"</indexes>\n<u64values length=\"%zu\">%s</u64values>\n</distances2>\n</topology>\n",
+		strlen(distances), distances);
+	assert_int_equal(fclose(file), 0);
+}
+
+/* B45 */
+static void a_node_with_cpus_and_no_memory_has_no_share_and_is_served_from_the_nearest(void **state)
+{
+	const char *options[] = {"--pool", "4M", "--slab", "1M", "--free-percent", "0", "--spill", "off", NULL};
+	struct fixture *f = *state;
+	struct wire_ns ns;
+	char machine[128];
+
+	snprintf(machine, sizeof(machine), "%s/machine.xml", f->host.dir);
+	write_machine(machine);
+	setenv("HWLOC_XMLFILE", machine, 1);
+	assert_int_equal(host_start(&f->host, options), 0);
+	assert_int_equal(f->host.stats->n_nodes, 2);
+	assert_int_equal(node_row(f, 0)->id, 0);
+	assert_int_equal(node_row(f, 1)->id, 2);
+	for (unsigned i = 0; i < 2; i++)
+		assert_int_equal(node_row(f, i)->got, 2 * MIB);
+	assert_int_equal(wire_open(&f->w, f->host.socket), 0);
+	assert_int_equal(wire_join(&f->w, &ns, "m", BLOCK), 0);
+	for (unsigned i = 0; i < 2 * MIB / BLOCK; i++)
+		assert_int_equal(given_on(&ns, 1), 2);
+	assert_int_equal(given_on(&ns, 1), 0); /* that is full: the other */
+	assert_true(host_conserves(&f->host));
+	wire_leave(&ns);
+	wire_close(&f->w);
+	host_stop(&f->host);
+	assert_true(host_start(&f->host, (const char *[]){"--pool", "node1=2M,node2=2M", "--slab", "1M", "--spill",
+						 "off", NULL}) < 0);
+	assert_true(host_logged(&f->host, "node1 is no node with memory that this process may use", 1000));
 }
 
 static void where_binding_is_refused_there_is_one_warning_and_all_goes_on_unbound(void **state)
@@ -377,6 +438,7 @@ int main(void)
 		TEST(a_node_that_is_not_there_is_refused_with_those_that_are),
 		TEST(a_block_comes_from_the_node_that_is_asked_for_as_long_as_it_has_any),
 		TEST(a_reserve_waits_for_memory_near_it_while_that_is_being_made),
+		TEST(a_node_with_cpus_and_no_memory_has_no_share_and_is_served_from_the_nearest),
 		TEST(a_reader_is_told_on_which_node_a_block_lies),
 		TEST(slabs_stay_on_their_nodes_over_a_restart),
 		TEST(what_was_used_least_lately_moves_to_the_node_without_cpus_before_it_leaves_memory),

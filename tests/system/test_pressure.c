@@ -19,6 +19,7 @@
 
 #define MIB (1024u * 1024)
 #define GROUP "/sys/fs/cgroup/host/pool"
+#define OLD "/sys/fs/cgroup/memory"
 
 struct fixture {
 	struct host host;
@@ -64,7 +65,10 @@ static int teardown(void **state)
 	static const char *const names[] = {"/proc/self/cgroup", "/proc/self", "/proc", GROUP "/memory.max",
 		GROUP "/memory.high", GROUP "/memory.current", GROUP "/memory.stat", GROUP,
 		"/sys/fs/cgroup/host/memory.max", "/sys/fs/cgroup/host/memory.current",
-		"/sys/fs/cgroup/host/memory.stat", "/sys/fs/cgroup/host", "/sys/fs/cgroup", "/sys/fs", "/sys", ""};
+		"/sys/fs/cgroup/host/memory.stat", "/sys/fs/cgroup/host", OLD "/host/pool/memory.limit_in_bytes",
+		OLD "/host/pool/memory.usage_in_bytes", OLD "/host/pool", OLD "/host/memory.limit_in_bytes",
+		OLD "/host/memory.usage_in_bytes", OLD "/host/memory.stat", OLD "/host", OLD "/memory.limit_in_bytes",
+		OLD, "/sys/fs/cgroup", "/sys/fs", "/sys", ""};
 	struct fixture *f = *state;
 	bool good = !f->host.pid || (host_alive(&f->host) && host_conserves(&f->host));
 	char path[256];
@@ -153,6 +157,7 @@ static void a_soft_limit_counts_and_so_does_one_of_a_group_above(void **state)
 	assert_non_null(strstr(f->host.stats->pressure_message, "/host uses"));
 }
 
+/* B49, as the real kernel has it: tests/vm/guest, limit() */
 static void pages_an_earlier_daemon_touched_count_though_the_group_is_not_charged_for_them(void **state)
 {
 	struct fixture *f = *state;
@@ -174,6 +179,37 @@ static void a_pool_larger_than_the_limit_is_refused_with_both_numbers(void **sta
 	assert_true(start(f) < 0);
 	assert_true(
 		host_logged(&f->host, "--pool, 16777216, is more than this cgroup's memory limit of 15728640", 1000));
+}
+
+static void where_cgroups_are_of_version_1_their_limit_counts_as_well(void **state)
+{
+	struct fixture *f = *state;
+
+	say(f, "/proc/self/cgroup", "4:memory:/host/pool\n1:cpu:/\n0::/\n", 0);
+	say(f, OLD "/host/pool/memory.limit_in_bytes", "9223372036854771712\n", 0); /* none */
+	say(f, OLD "/host/pool/memory.usage_in_bytes", "%lu\n", 5 * MIB);
+	say(f, OLD "/host/memory.limit_in_bytes", "%lu\n", 15 * MIB);
+	assert_true(start(f) < 0);
+	assert_true(host_logged(&f->host, "is more than this cgroup's memory limit of 15728640", 1000));
+	say(f, OLD "/host/memory.limit_in_bytes", "%lu\n", 100 * MIB);
+	say(f, OLD "/host/memory.usage_in_bytes", "%lu\n", 99 * MIB);
+	say(f, OLD "/host/memory.stat", "cache 5\nshmem 5\ntotal_cache %lu\ntotal_shmem 16777216\n", 90 * MIB);
+	assert_int_equal(start(f), 0); /* page cache is no reason */
+	wire_sleep_ms(1500);
+	assert_int_equal(in_slabs(f), 16 * MIB);
+	say(f, OLD "/host/memory.stat", "total_cache %lu\ntotal_shmem 16777216\n", 16 * MIB);
+	assert_true(wire_until(is_smaller, f, 5000));
+	assert_non_null(strstr(f->host.stats->pressure_message, "/host uses"));
+}
+
+static void in_a_container_of_version_1_the_uppermost_group_is_its_own(void **state)
+{
+	struct fixture *f = *state;
+
+	say(f, "/proc/self/cgroup", "4:memory:/docker/0123\n0::/\n", 0);
+	say(f, OLD "/memory.limit_in_bytes", "%lu\n", 15 * MIB);
+	assert_true(start(f) < 0);
+	assert_true(host_logged(&f->host, "is more than this cgroup's memory limit of 15728640", 1000));
 }
 
 static void how_pressure_is_watched_is_said(void **state)
@@ -218,6 +254,8 @@ int main(void)
 		TEST(a_soft_limit_counts_and_so_does_one_of_a_group_above),
 		TEST(pages_an_earlier_daemon_touched_count_though_the_group_is_not_charged_for_them),
 		TEST(a_pool_larger_than_the_limit_is_refused_with_both_numbers),
+		TEST(where_cgroups_are_of_version_1_their_limit_counts_as_well),
+		TEST(in_a_container_of_version_1_the_uppermost_group_is_its_own),
 		TEST(how_pressure_is_watched_is_said),
 		TEST(a_pressure_file_that_cannot_be_read_is_said),
 	};

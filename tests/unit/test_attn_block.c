@@ -6,6 +6,8 @@
 
 #include "test_attn_fixture.h"
 
+#include "kernels/cpu.h"
+
 /* ---- Geometry ---- */
 
 static void offsets_follow_from_the_shape(void **state)
@@ -599,6 +601,51 @@ static void the_environment_only_takes_instructions_away(void **state)
 	assert_int_equal(kvattn_version() >> 16, KVATTN_VERSION_MAJOR);
 }
 
+/* B75: bits of CPUID beside bits of what the system saves; tests/system/test_emulated.sh has it where they cannot be run */
+static void a_level_needs_its_instructions_and_its_registers_saved(void **state)
+{
+	static const struct cpu_says all = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX};
+	static const struct {
+		const char *lacks;
+		struct cpu_says without; /* these bits */
+		enum cpu_level best;
+	} cases[] = {
+		{"nothing", {0}, CPU_AVX512AMX},
+		{"all", {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX}, CPU_SCALAR},
+		{"SSE4.2 and AES, which nobody asks for", {.leaf1_ecx = 1u << 20 | 1u << 25}, CPU_AVX512AMX},
+		{"FMA", {.leaf1_ecx = 1u << 12}, CPU_SCALAR},
+		{"OSXSAVE", {.leaf1_ecx = 1u << 27}, CPU_SCALAR},
+		{"AVX", {.leaf1_ecx = 1u << 28}, CPU_SCALAR},
+		{"F16C", {.leaf1_ecx = 1u << 29}, CPU_SCALAR},
+		{"AVX2", {.leaf7_ebx = 1u << 5}, CPU_SCALAR},
+		{"AVX512F", {.leaf7_ebx = 1u << 16}, CPU_AVX2},
+		{"AVX512DQ", {.leaf7_ebx = 1u << 17}, CPU_AVX2},
+		{"AVX512BW", {.leaf7_ebx = 1u << 30}, CPU_AVX2},
+		{"AVX512VL", {.leaf7_ebx = 1u << 31}, CPU_AVX2},
+		{"AVX512VBMI", {.leaf7_ecx = 1u << 1}, CPU_AVX512},
+		{"AVX512VNNI", {.leaf7_ecx = 1u << 11}, CPU_AVX512},
+		{"AMX-BF16", {.leaf7_edx = 1u << 22}, CPU_AVX512VNNI},
+		{"AMX-TILE", {.leaf7_edx = 1u << 24}, CPU_AVX512VNNI},
+		{"saved XMM", {.xcr0 = 1u << 1}, CPU_SCALAR},
+		{"saved YMM", {.xcr0 = 1u << 2}, CPU_SCALAR},
+		{"saved masks", {.xcr0 = 1u << 5}, CPU_AVX2},
+		{"saved upper halves of ZMM 0 to 15", {.xcr0 = 1u << 6}, CPU_AVX2},
+		{"saved ZMM 16 to 31", {.xcr0 = 1u << 7}, CPU_AVX2},
+		{"saved shapes of tiles", {.xcr0 = 1u << 17}, CPU_AVX512VNNI},
+		{"saved tiles", {.xcr0 = 1u << 18}, CPU_AVX512VNNI},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		const struct cpu_says *no = &cases[i].without;
+		const struct cpu_says says = {all.leaf1_ecx & ~no->leaf1_ecx, all.leaf7_ebx & ~no->leaf7_ebx,
+			all.leaf7_ecx & ~no->leaf7_ecx, all.leaf7_edx & ~no->leaf7_edx, all.xcr0 & ~no->xcr0};
+
+		if (cpu_level_of(&says) != cases[i].best)
+			fail_msg("without %s: level %d", cases[i].lacks, (int)cpu_level_of(&says));
+	}
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -616,6 +663,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(rows_that_do_not_fit_a_block_are_refused),
 		cmocka_unit_test(merge_refuses_what_it_cannot_read),
 		cmocka_unit_test(the_environment_only_takes_instructions_away),
+		cmocka_unit_test(a_level_needs_its_instructions_and_its_registers_saved),
 	};
 	int r;
 

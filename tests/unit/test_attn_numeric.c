@@ -208,6 +208,7 @@ static void doubling_weights_form_their_series(void **state)
 	free(j);
 }
 
+/* B61, N08; N35 and rows that a window or the causal edge leaves without a key are below */
 static void a_row_of_minus_infinities_gives_zeros(void **state)
 {
 	static const float k[] = {-INFINITY, -INFINITY, -INFINITY}, v[] = {1, 2, NAN};
@@ -325,6 +326,7 @@ static void with_window(struct kvattn_opts *opts)
 	opts->window = window_of_this_run;
 }
 
+/* B63, N16 */
 static void a_window_shows_its_number_of_keys(void **state)
 {
 	static const uint32_t windows[] = {1, 3, 16, 20, 25};
@@ -376,6 +378,7 @@ static void check_rows(uint32_t n, uint32_t n_q, uint64_t q_end, uint64_t window
 		}
 }
 
+/* B63, N17 */
 static void each_causal_row_has_its_own_window(void **state)
 {
 	(void)state;
@@ -389,12 +392,14 @@ static void sink_tokens_stay_visible_behind_the_window(void **state)
 	check_rows(6, 6, 0, 2, 2, (const double[]){0, 0.5, 1, 1.5, 2, 2.5});
 }
 
+/* B62, N18 */
 static void a_causal_chunk_ends_at_the_last_key(void **state)
 {
 	(void)state;
 	check_rows(10, 4, 0, 0, 0, (const double[]){3, 3.5, 4, 4.5});
 }
 
+/* B61 */
 static void rows_before_the_first_key_see_nothing(void **state)
 {
 	(void)state;
@@ -461,6 +466,7 @@ static void with_softcap(struct kvattn_opts *opts)
 	opts->softcap = softcap_of_this_run;
 }
 
+/* B65, N21 */
 static void the_soft_cap_comes_before_the_mask(void **state)
 {
 	static const float k[] = {1, 0, 1}, v[] = {10, 0, 60000};
@@ -477,6 +483,7 @@ static void the_soft_cap_comes_before_the_mask(void **state)
 		.options = with_softcap});
 }
 
+/* B65, N22 */
 static void the_soft_cap_bounds_and_zero_is_off(void **state)
 {
 	static const float k[] = {1, 0}, small_k[] = {1, 0}, v[] = {1, 0};
@@ -505,6 +512,7 @@ static void with_slope(struct kvattn_opts *opts)
 	opts->alibi_slopes = &slope_of_this_run;
 }
 
+/* B67, N24 */
 static void alibi_weighs_by_distance(void **state)
 {
 	static const float v[] = {0, 1, 2};
@@ -519,6 +527,7 @@ static void alibi_weighs_by_distance(void **state)
 		.n = 3, .v = v, .want = (2 + w1) / (1 + w1 + w2), .want_lse = NAN, .options = with_slope});
 }
 
+/* B67, N24 */
 static void alibi_slopes_are_those_of_the_paper(void **state)
 {
 	static const float six[] = {0x1p-2f, 0x1p-4f, 0x1p-6f, 0x1p-8f, 0x1p-1f, 0x1p-3f};
@@ -560,6 +569,7 @@ static int heads_attend(uint32_t q_heads, uint32_t kv_heads, float *out)
 	return r;
 }
 
+/* B64, N28 */
 static void query_heads_find_their_kv_head(void **state)
 {
 	static const struct {
@@ -601,6 +611,7 @@ static void a_page_listed_twice_counts_twice(void **state)
 	kv_close(&kv);
 }
 
+/* B61, N35 */
 static void an_empty_sequence_gives_zeros_and_leaves_its_neighbours_alone(void **state)
 {
 	const struct kvattn_shape shape = {1, 1, 16, 16, KVATTN_F32, KVATTN_F32, 16};
@@ -722,6 +733,7 @@ static void check_long(
 	free(k), free(v), free(q), free(out);
 }
 
+/* B69, N39 */
 static void a_long_context_keeps_its_accuracy(void **state)
 {
 	(void)state;
@@ -730,6 +742,7 @@ static void a_long_context_keeps_its_accuracy(void **state)
 			check_long(order, attn_types[t], 131072, 0, 1, 0.5, 1e-5);
 }
 
+/* B69 */
 static void sums_do_not_overflow_the_stored_type(void **state)
 {
 	(void)state;
@@ -995,6 +1008,8 @@ int main(int argc, char **argv)
 	};
 	const int r = levels_run(argv);
 
+	if (getenv("ATTN_ONLY")) /* an emulator takes minutes for all of them */
+		cmocka_set_test_filter(getenv("ATTN_ONLY"));
 	(void)argc;
 	if (SANITIZED && r < 0)
 		print_message("blocks of 1 and 32 tokens only: a sanitizer is that slow\n");

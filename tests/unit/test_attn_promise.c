@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <sys/stat.h>
 
 #include "test_attn_fixture.h"
 
@@ -212,6 +213,7 @@ static void group_sizes_change_no_bit_either(void **state)
 	}
 }
 
+/* B62, N20 */
 static void thirty_seven_tokens_in_any_chunks_are_the_same(void **state)
 {
 	static const uint32_t cuts[][5] = {{37}, {5, 32}, {16, 16, 5}, {1}};
@@ -517,6 +519,7 @@ static void *caller_run(void *arg)
 	return NULL;
 }
 
+/* B74: ten calls after another in each, rather than 30 s of them */
 static void two_hundred_and_fifty_six_threads_attend_at_once(void **state)
 {
 	static struct caller callers[CALLERS], alone;
@@ -554,6 +557,7 @@ static void *forker_run(void *arg)
 	return NULL;
 }
 
+/* B71 */
 static void children_forked_after_a_call_attend_too(void **state)
 {
 	struct caller before = {.seed = 77}, after = {.seed = 77};
@@ -578,6 +582,7 @@ static void attend_whole(const struct whole *w, uint32_t threads)
 	check_chunks(w, all, 64, false, threads);
 }
 
+/* B73 */
 static void no_more_threads_than_the_cpu_set_holds(void **state)
 {
 	struct whole w = whole_usual();
@@ -607,6 +612,91 @@ static void no_more_threads_than_the_cpu_set_holds(void **state)
 	whole_close(&w);
 }
 
+/* A cgroup with one processor's time, and one below it that has no limit of its own, by whichever version this machine has. */
+struct quota {
+	char above[64], below[80];
+};
+
+static bool write_file(const char *dir, const char *name, const char *text)
+{
+	char path[160];
+	FILE *file;
+	bool good;
+
+	snprintf(path, sizeof(path), "%s/%s", dir, name);
+	file = fopen(path, "we");
+	if (!file)
+		return false;
+	good = fputs(text, file) >= 0;
+	return fclose(file) == 0 && good;
+}
+
+static bool quota_open(struct quota *quota)
+{
+	static const char *const tops[] = {"/sys/fs/cgroup/cpu", "/sys/fs/cgroup"};
+
+	for (size_t v2 = 0; v2 < COUNT(tops); v2++) {
+		snprintf(quota->above, sizeof(quota->above), "%s/kvattn-test-%d", tops[v2], (int)getpid());
+		snprintf(quota->below, sizeof(quota->below), "%s/below", quota->above);
+		if (mkdir(quota->above, 0755) < 0)
+			continue;
+		if (mkdir(quota->below, 0755) == 0 && (v2 ? write_file(quota->above, "cpu.max", "100000 100000")
+							  : write_file(quota->above, "cpu.cfs_quota_us", "100000")))
+			return true;
+		rmdir(quota->below);
+		rmdir(quota->above);
+	}
+	return false;
+}
+
+/* Threads that a call makes by itself in a process of its own, which asks once what it may use. @group: that it is in, or NULL */
+static int threads_made_in(const char *group)
+{
+	char pid[16], line[16] = "";
+	int ends[2], status;
+	pid_t child;
+
+	assert_int_equal(pipe(ends), 0);
+	child = fork();
+	if (child == 0) {
+		snprintf(pid, sizeof(pid), "%d", (int)getpid());
+		if (group && !write_file(group, "cgroup.procs", pid))
+			_exit(1);
+		dup2(ends[1], 1);
+		setenv("ATTN_SAY_THREADS", "1", 1);
+		execl("/proc/self/exe", "test_attn_promise", (char *)NULL);
+		_exit(1);
+	}
+	close(ends[1]);
+	assert_true(read(ends[0], line, sizeof(line) - 1) > 0);
+	close(ends[0]);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	return atoi(line);
+}
+
+/* B73; eight engines at once are each such a process */
+static void no_more_threads_than_the_quota_of_a_group_above(void **state)
+{
+	struct quota quota;
+	int free_threads, bound_threads;
+
+	(void)state;
+	if (SANITIZED) {
+		print_message("no count of threads: sanitizers have their own pthread_create()\n");
+		skip();
+	}
+	if (!quota_open(&quota)) {
+		print_message("skipped: no cgroup with a quota of processors can be made here\n");
+		skip();
+	}
+	free_threads = threads_made_in(NULL);
+	bound_threads = threads_made_in(quota.below);
+	assert_int_equal(rmdir(quota.below) | rmdir(quota.above), 0);
+	assert_int_equal(bound_threads, 0);
+	assert_true(free_threads > 0 || sysconf(_SC_NPROCESSORS_ONLN) == 1);
+}
+
 static void a_refused_thread_costs_time_only(void **state)
 {
 	struct whole w = whole_usual();
@@ -627,6 +717,17 @@ static void a_refused_thread_costs_time_only(void **state)
 	whole_close(&w);
 }
 
+static int threads_say(void)
+{
+	struct whole w = whole_usual();
+
+	whole_open(&w, 16);
+	threads_made = 0;
+	attend_whole(&w, KVATTN_THREADS_AUTO);
+	whole_close(&w);
+	return printf("%d\n", threads_made) < 0;
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -642,10 +743,14 @@ int main(int argc, char **argv)
 		cmocka_unit_test(two_hundred_and_fifty_six_threads_attend_at_once),
 		cmocka_unit_test(children_forked_after_a_call_attend_too),
 		cmocka_unit_test(no_more_threads_than_the_cpu_set_holds),
+		cmocka_unit_test(no_more_threads_than_the_quota_of_a_group_above),
 		cmocka_unit_test(a_refused_thread_costs_time_only),
 	};
-	const int r = levels_run(argv);
+	int r;
 
 	(void)argc;
+	if (getenv("ATTN_SAY_THREADS"))
+		return threads_say();
+	r = levels_run(argv);
 	return r >= 0 ? r : cmocka_run_group_tests_name(kvattn_isa_name(), tests, NULL, NULL);
 }

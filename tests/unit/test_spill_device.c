@@ -114,6 +114,7 @@ static void mount_loop(struct place *p, uint64_t bytes, uint32_t sector)
 	p->mounted_dir = true;
 }
 
+/* B15 */
 static void on_4096_byte_sectors_blocks_of_any_size_come_back_exact(void **state)
 {
 	static const uint64_t sizes[] = {1, 512, 4096, 5000, 12288, 3333, BLOCK_MAX};
