@@ -959,6 +959,7 @@ static void block_sweep_ends(struct daemon *d)
 	}
 	gauge_set(&d->pool.stats->counters.oldest_pin_ms, (uint64_t)oldest * KVP_TICK_MS);
 	session_limit_pins(d);
+	session_limit_age(d);
 }
 
 void block_sweep(struct daemon *d)

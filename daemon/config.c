@@ -90,6 +90,14 @@ static const struct option_row options[] = {
 		"blocks one uid may be writing at once; 0: no limit"},
 	{"uid-max-pins", OPTION_NUMBER, AT(uid_max_pins), 0, UINT32_MAX, "N",
 		"blocks one uid may hold at once, seen for longer than a second: its largest session is put out; 0: no limit"},
+	{"namespace-max", OPTION_SIZE, AT(namespace_max), 0, 1ull << 46, "SIZE",
+		"memory one namespace may have, in whole slabs: beyond it its own blocks make room; 0: no limit"},
+	{"uid-max-memory", OPTION_SIZE, AT(uid_max_memory), 0, 1ull << 46, "SIZE",
+		"memory all namespaces of one uid may have together, likewise; 0: no limit"},
+	{"uid-max-requests", OPTION_NUMBER, AT(uid_max_requests), 0, UINT32_MAX, "N",
+		"requests of one uid that may wait at once for room, a disk or a copy; 0: no limit"},
+	{"pin-limit", OPTION_NUMBER, AT(pin_limit_ms), 0, 86400000, "MS",
+		"a session that holds a block for longer without using it anew is put out; 0: never"},
 	{"uid-max-transit", OPTION_SIZE, AT(uid_max_transit), MIB, 1ull << 46, "SIZE",
 		"bytes of blocks being read back or copied for one uid, before more is refused"},
 	{"heartbeat", OPTION_NUMBER, AT(heartbeat_ms), 50, 60000, "MS", "how often a client shows that it lives"},
@@ -933,7 +941,8 @@ int config_check(struct config *config, char message[256])
 static bool option_is_live(const struct option_row *row)
 {
 	return (row->kind == OPTION_NUMBER && strcmp(row->name, "spill-depth")) ||
-	       !strcmp(row->name, "uid-max-transit") || !strcmp(row->name, "namespace-min") ||
+	       !strcmp(row->name, "uid-max-transit") || !strcmp(row->name, "uid-max-memory") ||
+	       !strcmp(row->name, "namespace-min") || !strcmp(row->name, "namespace-max") ||
 	       !strcmp(row->name, "spill-write-budget") || !strcmp(row->name, "spill-compress") ||
 	       !strcmp(row->name, "spill-scrub") || !strcmp(row->name, "log-level");
 }

@@ -80,6 +80,10 @@ struct config {
 	uint32_t uid_max_grants; /* 0: no limit */
 	uint32_t uid_max_pins; /* 0: no limit */
 	uint64_t uid_max_transit; /* bytes of blocks on their way for its requests */
+	uint32_t uid_max_requests; /* that wait for something; 0: no limit */
+	uint64_t uid_max_memory; /* bytes of memory its namespaces may have; 0: no limit */
+	uint64_t namespace_max; /* likewise a single one */
+	uint32_t pin_limit_ms; /* a session that holds a block unused for longer is put out; 0: never */
 	uint32_t heartbeat_ms;
 	uint32_t hold_limit_ms; /* a stopped client's holds may be revoked after so long; 0: never */
 	uint32_t grant_limit_ms;

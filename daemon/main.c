@@ -24,6 +24,7 @@
 #include "namespace.h"
 #include "peer.h"
 #include "pressure.h"
+#include "quota.h"
 #include "resize.h"
 #include "reuse.h"
 #include "session.h"
@@ -73,6 +74,7 @@ static void beat_ring(struct loop_timer *timer)
 		slab_look(d);
 		block_sweep(d);
 		block_take_late(d);
+		quota_look(d);
 	}
 	if (now >= beat->next_tier) {
 		beat->next_tier = now + TIER_NS;
@@ -135,6 +137,7 @@ static void daemon_reload(struct signals *signals)
 	if (config_reload(now, &fresh, message))
 		log_warn("reload: %s: as before until the next start", message);
 	daemon_log_level(now);
+	quota_stats(signals->d);
 	log_info("reloaded");
 }
 
@@ -215,6 +218,7 @@ static int daemon_start(struct daemon *d, char message[256])
 	r = d->config.n_stores ? ns_file_load_all(d, message) : 0;
 	if (r < 0)
 		return r;
+	quota_stats(d);
 	pool_progress(&d->pool, "opening the spill store");
 	r = tier_start(d, message);
 	if (r == 0)

@@ -17,6 +17,7 @@
 #include "kvpool_desc.h"
 #include "log.h"
 #include "policy.h"
+#include "quota.h"
 #include "session.h"
 #include "shm.h"
 #include "slab.h"
@@ -555,6 +556,8 @@ bool ns_add_slab(struct ns *ns, uint32_t node, bool only_there)
 	struct slab *slab;
 	uint32_t at;
 
+	if (!quota_allows(ns, NULL))
+		return false;
 	if (d->collects && d->collects != ns->id && loop_now() < d->collects_until_ns)
 		return false; /* spare slabs are being gathered for a larger one of another */
 	slab = slab_take_spare(d, ns->head->slab_bytes, node, only_there);

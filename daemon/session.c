@@ -703,6 +703,26 @@ void session_limit_pins(struct daemon *d)
 	}
 }
 
+void session_limit_age(struct daemon *d)
+{
+	struct session *next;
+
+	for (struct session *s = d->config.pin_limit_ms ? d->sessions : NULL; s; s = next) {
+		uint64_t oldest_ms = atomic_load_explicit(&s->row->oldest_pin_ms, memory_order_relaxed);
+		char why[160];
+
+		next = s->next;
+		if (s->ending || oldest_ms <= d->config.pin_limit_ms)
+			continue;
+		snprintf(why, sizeof(why),
+			"it has held a block for %" PRIu64
+			" ms without using it anew, pin-limit is %u: release it, or raise that",
+			oldest_ms, d->config.pin_limit_ms);
+		gauge_add(&d->pool.stats->counters.sessions_condemned, 1);
+		session_end(s, why);
+	}
+}
+
 void session_look(struct daemon *d)
 {
 	struct session *next;

@@ -74,6 +74,8 @@ struct session *session_find(struct daemon *d, uint64_t id);
 uint64_t session_grants_of(const struct daemon *d, uid_t uid);
 /** session_limit_pins() - after a count of pins: put out who holds more than uid-max-pins, seen twice */
 void session_limit_pins(struct daemon *d);
+/** session_limit_age() - likewise: who has held a block unused for longer than pin-limit */
+void session_limit_age(struct daemon *d);
 /** session_make_stage() - a staging area for its copied publishes; removed with the session. Return: 0; -KVP_ENOSPC. */
 int session_make_stage(struct member *member, uint64_t n_blocks);
 /** session_put_stage() - one user less; the last one frees it */

@@ -59,6 +59,8 @@ void tier_store_scrub(struct daemon *d, struct peer *peer, uint64_t msg_id, uint
 
 /** tier_shrink() - empty a slab on node @i, a piece a call. Return: true: it is empty, and gone. */
 bool tier_shrink(struct daemon *d, uint32_t i);
+/** tier_shrink_ns() - likewise one of this namespace, which becomes a spare one */
+bool tier_shrink_ns(struct ns *ns);
 
 /** tier_cold_forget() - the caller dropped its entry: the record is garbage */
 void tier_cold_forget(struct daemon *d, spill_place place);

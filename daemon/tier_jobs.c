@@ -12,6 +12,7 @@
 
 #include "block.h"
 #include "peer.h"
+#include "quota.h"
 #include "reuse.h"
 #include "session.h"
 #include "tier_parts.h"
@@ -65,6 +66,15 @@ static uint64_t jobs_transit_of(const struct tier *tier, uid_t uid)
 	return bytes;
 }
 
+static uint32_t jobs_of(const struct tier *tier, uid_t uid)
+{
+	uint32_t n = 0;
+
+	for (const struct job *job = tier->jobs.all_next; job != &tier->jobs; job = job->all_next)
+		n += job->member && job->member->session->uid == uid;
+	return n;
+}
+
 bool job_allowed(struct peer *peer, uint16_t type, uint64_t msg_id)
 {
 	uint64_t most = peer->d->config.uid_max_transit;
@@ -72,6 +82,12 @@ bool job_allowed(struct peer *peer, uint16_t type, uint64_t msg_id)
 	if (peer->n_jobs >= JOBS_MAX) {
 		peer_refuse(peer, type, msg_id, KVP_EQUOTA, "%u requests of this client wait already: take the answers",
 			JOBS_MAX);
+		return false;
+	}
+	if (peer->d->config.uid_max_requests && jobs_of(peer->d->tier, peer->uid) >= peer->d->config.uid_max_requests) {
+		peer_refuse(peer, type, msg_id, KVP_EQUOTA,
+			"%u requests of uid %u wait already: ask for less at once, or raise uid-max-requests",
+			peer->d->config.uid_max_requests, (unsigned)peer->uid);
 		return false;
 	}
 	if (type != KVP_MSG_RESERVE && jobs_transit_of(peer->d->tier, peer->uid) > most) {
@@ -200,6 +216,23 @@ static uint32_t tier_grant(struct member *member, uint32_t n, uint32_t node, str
 	return got;
 }
 
+/* What was asked for @n blocks and got @got; none because of a quota is said. */
+static void reserve_answer(struct ns *ns, struct peer *peer, uint64_t msg_id, const struct kvp_wire_grant *grants,
+	uint32_t n, uint32_t got)
+{
+	char text[256];
+
+	gauge_add(&ns->row->counters.no_room, n - got);
+	if (!got && quota_refusal(ns, text)) {
+		gauge_add(&ns->row->counters.quota_refused, n);
+		if (peer)
+			peer_refuse(peer, KVP_MSG_RESERVE, msg_id, KVP_EQUOTA, "%s", text);
+		return;
+	}
+	if (peer)
+		peer_answer(peer, KVP_MSG_RESERVE, msg_id, 0, grants, got * sizeof(grants[0]), NULL, 0);
+}
+
 void tier_reserve(
 	struct member *member, struct peer *peer, uint64_t msg_id, uint32_t n, uint32_t node, uint64_t deadline_ns)
 {
@@ -225,8 +258,7 @@ void tier_reserve(
 			return;
 		}
 	}
-	gauge_add(&member->ns->row->counters.no_room, n - got);
-	peer_answer(peer, KVP_MSG_RESERVE, msg_id, 0, grants, got * sizeof(grants[0]), NULL, 0);
+	reserve_answer(member->ns, peer, msg_id, grants, n, got);
 	tier_serve(member->ns); /* refill what is kept ready */
 }
 
@@ -238,9 +270,7 @@ static bool job_grant(struct job *job, bool late)
 
 	if (!got && !late)
 		return false;
-	gauge_add(&job->ns->row->counters.no_room, late ? job->n - got : 0);
-	if (job->peer)
-		peer_answer(job->peer, KVP_MSG_RESERVE, job->id, 0, grants, got * sizeof(grants[0]), NULL, 0);
+	reserve_answer(job->ns, job->peer, job->id, grants, late ? job->n : got, got);
 	job_free(job);
 	return true;
 }

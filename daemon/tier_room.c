@@ -9,6 +9,7 @@
 
 #include "block.h"
 #include "policy.h"
+#include "quota.h"
 #include "session.h"
 #include "slab.h"
 #include "spill_set.h"
@@ -253,6 +254,8 @@ static bool tier_may_give(const struct ns *ns, const struct ns *other)
 {
 	if (other == ns || !other->n_slots || (int64_t)(loop_now() - other->keeps_until_ns) < 0)
 		return false;
+	if (!quota_allows(ns, other))
+		return false;
 	return !ns->n_slots || ns_is_unused(other) || ns_spares_slab(other);
 }
 
@@ -371,6 +374,12 @@ bool tier_shrink(struct daemon *d, uint32_t i)
 
 	return donor && tier_take_slab(donor, NULL, i);
 }
+
+bool tier_shrink_ns(struct ns *ns)
+{
+	return tier_take_slab(ns, NULL, TOPOLOGY_ANY);
+}
+
 uint64_t tier_make_room(struct ns *ns, uint64_t want, uint32_t node)
 {
 	uint64_t now;

@@ -388,6 +388,39 @@ static void print_clients(const struct kvp_counters *c)
 			(uint64_t)C(c->log_lines_lost));
 }
 
+static uint64_t ns_memory(const struct kvp_ns_row *row)
+{
+	return row->slots_per_slab ? C(row->counters.slots) / row->slots_per_slab * row->slab_bytes : 0;
+}
+
+/* Whose namespaces have how much of what a uid may have. */
+static void print_quotas(const struct snapshot *snapshot)
+{
+	const struct kvp_counters *c = &snapshot->head.counters;
+	char a[QUANTITY_ROOM], b[QUANTITY_ROOM], user[32];
+	const char *head = "QUOTAS";
+
+	if (C(c->namespace_max_bytes)) {
+		printf("%-6s a namespace may have %s\n", head, quantity_bytes(a, C(c->namespace_max_bytes)));
+		head = "";
+	}
+	for (unsigned i = 0; C(c->uid_max_bytes) && i < snapshot->n_ns; i++) {
+		uint32_t uid = snapshot->ns[i].owner_uid;
+		uint64_t bytes = 0;
+		bool said = false;
+
+		for (unsigned j = 0; j < snapshot->n_ns; j++) {
+			said = said || (j < i && snapshot->ns[j].owner_uid == uid);
+			bytes += snapshot->ns[j].owner_uid == uid ? ns_memory(&snapshot->ns[j]) : 0;
+		}
+		if (said)
+			continue;
+		printf("%-6s %s has %s of %s\n", head, report_user(uid, user), quantity_bytes(a, bytes),
+			quantity_bytes(b, C(c->uid_max_bytes)));
+		head = "";
+	}
+}
+
 static void stats_page(const struct pool *pool, const struct snapshot *snapshot, uint64_t more)
 {
 	struct totals totals = {0};
@@ -403,6 +436,7 @@ static void stats_page(const struct pool *pool, const struct snapshot *snapshot,
 	print_hits(&totals);
 	curve_print(snapshot, more);
 	print_clients(&snapshot->head.counters);
+	print_quotas(snapshot);
 	if (!snapshot->n_ns)
 		return;
 	printf("\n");

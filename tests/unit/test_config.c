@@ -124,6 +124,10 @@ static void every_option_means_the_same_by_flag_and_by_file(void **state)
 				   "uid-max-grants = 14\n"
 				   "uid-max-pins = 15\n"
 				   "uid-max-transit = 16M\n"
+				   "namespace-max = 17M\n"
+				   "uid-max-memory = 18M\n"
+				   "uid-max-requests = 19\n"
+				   "pin-limit = 20\n"
 				   "heartbeat = 200\n"
 				   "hold-limit = 17\n"
 				   "grant-limit = 2000\n"
@@ -138,7 +142,8 @@ static void every_option_means_the_same_by_flag_and_by_file(void **state)
 		"--listen=/run/x/one,uid=7,gid=8,mode=0600", "--listen=/run/x/two", "--group=ops", "--name=p1", "--pool=2G",
 		"--slab=32M", "--spill=/var/x:1T", "--spill-write-budget=3G", "--spill-compress=zstd", "--io=threads", "--log-level=debug", "--lock-memory=yes",
 		"--max-clients=10", "--max-namespaces=11", "--uid-max-clients=12", "--uid-max-namespaces=13",
-		"--uid-max-grants=14", "--uid-max-pins=15", "--uid-max-transit=16M", "--heartbeat=200", "--hold-limit=17",
+		"--uid-max-grants=14", "--uid-max-pins=15", "--uid-max-transit=16M", "--namespace-max=17M",
+		"--uid-max-memory=18M", "--uid-max-requests=19", "--pin-limit=20", "--heartbeat=200", "--hold-limit=17",
 		"--grant-limit=2000", "--free-percent=18", NULL}), 0);
 	/* clang-format on */
 	config_defaults(&by_file);
@@ -464,13 +469,15 @@ static void a_reload_takes_limits_and_names_what_has_to_wait(void **state)
 	assert_string_equal(message, "");
 	assert_int_equal(PARSE(&fresh, message, "--pool", "16M", "--slab", "1M", "--listen", "/b", "--group", "b",
 				 "--io", "threads", "--spill", "/s:64M", "--lock-memory", "yes", "--socket-mode",
-				 "0600", "--uid-max-pins", "7", "--uid-max-transit", "1M", "--log-level", "debug",
-				 "--spill-compress", "none"),
+				 "0600", "--uid-max-pins", "7", "--uid-max-transit", "1M", "--namespace-max", "2M",
+				 "--uid-max-memory", "3M", "--log-level", "debug", "--spill-compress", "none"),
 		0);
 	assert_true(config_reload(&now, &fresh, message));
 	assert_string_equal(message, "socket-mode, listen, group, pool, slab, spill, io, lock-memory");
 	assert_int_equal(now.uid_max_pins, 7);
 	assert_int_equal(now.uid_max_transit, MIB);
+	assert_int_equal(now.namespace_max, 2 * MIB);
+	assert_int_equal(now.uid_max_memory, 3 * MIB);
 	assert_string_equal(now.log_level, "debug");
 	assert_string_equal(now.spill_compress, "none");
 	assert_int_equal(now.pool_bytes, 8 * MIB);
