@@ -208,8 +208,14 @@ $(BUILD)/kvbench-attn: $(BUILD)/obj/tests/bench/attn.o $(BUILD)/libkvattn.a
 PEERS_HERE := $(if $(wildcard /usr/include/lmdb.h),$(if $(wildcard /usr/include/hiredis/hiredis.h),yes))
 $(BUILD)/obj/tests/bench/%.o: ALL_CFLAGS += -I/usr/include/hiredis
 
+# preloaded, so never with a sanitizer in it
+$(BUILD)/test/wallclock.so: tests/data/wallclock.c
+	@mkdir -p $(@D)
+	$(call note,LD,$@)
+	$(Q)$(CC) -std=gnu17 -D_GNU_SOURCE $(WARN) -O2 -fPIC -shared $< -o $@ -ldl
+
 .PHONY: tests
-tests: all $(UNIT_TESTS) $(SYSTEM_TESTS) $(SYSTEM_PROGRAMS) $(if $(wildcard daemon/main.c),$(BUILD)/kvpoold-fault) $(if $(PEERS_HERE),$(BENCHES))
+tests: all $(UNIT_TESTS) $(SYSTEM_TESTS) $(SYSTEM_PROGRAMS) $(BUILD)/test/wallclock.so $(if $(wildcard daemon/main.c),$(BUILD)/kvpoold-fault) $(if $(PEERS_HERE),$(BENCHES))
 
 # ---- packages ----
 

@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "shm.h"
@@ -32,15 +31,6 @@ static int ring_make(uint64_t bytes, struct kvp_ring **ring)
 	return fd;
 }
 
-/* Above all numbers of earlier rings, for none of them told a billion events a second. */
-static uint64_t ring_first(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_REALTIME, &now);
-	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
-}
-
 int events_open(struct ns *ns)
 {
 	uint64_t bytes = sizeof(struct kvp_ring) + KVP_RING_EVENTS * sizeof(struct kvp_ring_event);
@@ -58,7 +48,7 @@ int events_open(struct ns *ns)
 	ring->endian = KVP_ENDIAN;
 	ring->object_bytes = bytes;
 	ring->n_events = KVP_RING_EVENTS;
-	ring->first = ring_first();
+	ring->first = pool_clock(&ns->d->pool); /* above all of earlier rings: none of them told a billion a second */
 	atomic_store(&ring->next, ring->first);
 	ns->ring = ring;
 	ns->ring_fd = fd;

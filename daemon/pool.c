@@ -162,6 +162,19 @@ static void *pool_object(struct pool *pool, const char *rest, uint64_t bytes, bo
 	return map;
 }
 
+static uint64_t clock_base_now(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec - loop_now();
+}
+
+uint64_t pool_clock(const struct pool *pool)
+{
+	return pool->header->clock_base + loop_now();
+}
+
 static void pool_header_fill(struct pool *pool, const struct config *config)
 {
 	struct kvp_pool_header *header = pool->header;
@@ -177,6 +190,7 @@ static void pool_header_fill(struct pool *pool, const struct config *config)
 	header->max_places = (uint32_t)max_places;
 	header->slab_bytes = config->slab_bytes;
 	header->pages = config->pages;
+	header->clock_base = clock_base_now();
 	/* a slab holds at most slab / 4096 blocks, whatever the namespace */
 	header->pin_stride =
 		(config->slab_bytes / KVP_PAGE * sizeof(struct kvp_pin) + KVP_PAGE - 1) & ~(uint64_t)(KVP_PAGE - 1);
@@ -217,6 +231,8 @@ static void pool_header_renew(struct kvp_pool_header *header)
 		memset(header + 1, 0, header->header_bytes - sizeof(*header));
 	header->header_bytes = sizeof(*header);
 	header->layout_minor = KVP_LAYOUT_MINOR;
+	if (!header->clock_base) /* 1.0 went by the wall clock */
+		header->clock_base = clock_base_now();
 }
 
 /* Objects of an earlier daemon: map them if they fit. Return: 0; -errno with the reason in @message. */

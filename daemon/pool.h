@@ -62,6 +62,10 @@ bool pool_old_io(struct pool *pool);
 /** pool_progress() - the start goes on: tell the service manager, and who looks at the header, not to lose patience */
 void pool_progress(struct pool *pool, const char *what);
 
+/** pool_clock() - nanoseconds that never go back while the pool is there, whoever serves it, whatever becomes of the wall clock; from
+ *  the wall clock's time when the pool was made */
+uint64_t pool_clock(const struct pool *pool);
+
 /** pool_stats_begin(), pool_stats_end() - around changes that must be seen together */
 void pool_stats_begin(struct pool *pool);
 void pool_stats_end(struct pool *pool);

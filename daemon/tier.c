@@ -102,15 +102,16 @@ static uint64_t tier_today(void)
 	return (uint64_t)time(NULL) / 86400;
 }
 
-/* What was written today, over restarts of the daemon too; a new day begins at 0. */
+/* What was written today, over restarts of the daemon too; a new day begins at 0, but one to which the clock was put back has had
+   its budget. */
 static uint64_t tier_written_today(struct tier *tier)
 {
 	struct kvp_counters *c = &tier->d->pool.stats->counters;
+	uint64_t today = tier_today();
 
-	if (atomic_load(&c->spill_day) != tier_today()) {
-		gauge_set(&c->spill_day, tier_today());
+	if (today > atomic_load(&c->spill_day))
 		gauge_set(&c->spill_day_bytes, 0);
-	}
+	gauge_set(&c->spill_day, today);
 	return atomic_load(&c->spill_day_bytes);
 }
 

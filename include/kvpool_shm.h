@@ -94,7 +94,7 @@ struct kvp_pool_header {
 	uint32_t pages; /* enum kvp_pages */
 	uint32_t reserved0;
 	char huge_dir[KVP_HUGE_DIR_MAX]; /* where slabs of 2M and 1G pages lie; "": none do */
-	uint8_t reserved[8];
+	uint64_t clock_base; /* CLOCK_REALTIME less CLOCK_MONOTONIC, once; since 1.1, 0 before; see pool_clock() */
 };
 #define KVP_TICK_MS 16
 

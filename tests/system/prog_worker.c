@@ -352,7 +352,7 @@ static void work(struct worker *w)
 			usleep(1000);
 			continue;
 		}
-		if (w->keep_us)
+		if (w->keep_us && n)
 			usleep(w->keep_us);
 		else if (random_next() % 32 == 0)
 			usleep((useconds_t)(random_next() % 20000)); /* hold them for a while */

@@ -204,6 +204,41 @@ static void another_daemon_is_a_gap_and_goes_on(void **state)
 	assert_true(same_key(&events[0].key, 2));
 }
 
+/* The wall clock of the next daemon is a day behind: numbers do not begin below those that were told. */
+static void numbers_grow_though_the_wall_clock_went_back(void **state)
+{
+	struct trial *t = *state;
+	const int64_t day_before = -86400;
+	const char *build = getenv("BUILD");
+	struct kvp_event events[ROOM];
+	char shim[512], file[160];
+	uint64_t from, last;
+	int fd;
+
+#ifdef __SANITIZE_ADDRESS__
+	skip(); /* nothing is preloaded before its runtime */
+#endif
+	snprintf(shim, sizeof(shim), "%s/test/wallclock.so", build ? build : "build");
+	snprintf(file, sizeof(file), "%s/wallclock", t->host.dir);
+	fd = open(file, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+	assert_int_equal(write(fd, &day_before, sizeof(day_before)), sizeof(day_before));
+	close(fd);
+	listen_now(t, &from);
+	put(t, 1, NULL);
+	assert_int_equal(read_events(t, &from, events, 10000), 1);
+	last = events[0].seq;
+	host_kill(&t->host);
+	setenv("LD_PRELOAD", shim, 1);
+	setenv("KVPOOL_WALLCLOCK", file, 1);
+	trial_start(t);
+	unsetenv("LD_PRELOAD");
+	unsetenv("KVPOOL_WALLCLOCK");
+	assert_int_equal(read_events(t, &from, events, 20000), 1);
+	assert_int_equal(events[0].kind, KVP_EVENT_GAP);
+	assert_true(events[0].seq > last);
+	unlink(file);
+}
+
 static void nobody_writes_into_the_ring_and_no_stranger_reads_it(void **state)
 {
 	struct trial *t = *state;
@@ -247,6 +282,7 @@ int main(void)
 		WITH_DAEMON(whoever_follows_the_events_knows_what_is_there),
 		WITH_DAEMON(a_slow_reader_is_told_that_it_missed_some),
 		WITH_DAEMON(another_daemon_is_a_gap_and_goes_on),
+		WITH_DAEMON(numbers_grow_though_the_wall_clock_went_back),
 		WITH_DAEMON(nobody_writes_into_the_ring_and_no_stranger_reads_it),
 	};
 
