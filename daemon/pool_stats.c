@@ -95,10 +95,11 @@ static bool is_of_another_minor(
 	       counters_inside(old, bytes);
 }
 
-/* From layout 1.1 on counters are only ever added at the end. */
+/* From the last of layout 1.0 on counters are only ever added at the end. */
 static bool stats_keeps_counts(const struct kvp_stats *old)
 {
-	return old->layout_minor >= 1;
+	return old->layout_minor >= 1 ||
+	       (old->counters_bytes == KVP_COUNTERS_BYTES_1_0 && old->ns_row_bytes == KVP_NS_ROW_BYTES_1_0);
 }
 
 static void rows_copy(char *to, uint32_t to_bytes, const char *from, uint32_t from_bytes, uint32_t row_kept, uint32_t n)
@@ -109,7 +110,7 @@ static void rows_copy(char *to, uint32_t to_bytes, const char *from, uint32_t fr
 		memcpy(to + (uint64_t)to_bytes * i, from + (uint64_t)from_bytes * i, kept);
 }
 
-/* Whose rows they are is kept, and what was counted, as far as it is counted here; but of 1.0, which had its counters in no
+/* Whose rows they are is kept, and what was counted, as far as it is counted here; but of 1.0, which long had its counters in no
    fixed order, counts begin again. */
 static void stats_take_over(struct kvp_stats *now, const struct kvp_stats *old)
 {

@@ -22,6 +22,9 @@
 #define KVP_STATS_NS_MAX 1024
 #define KVP_STATS_SESSIONS_MAX 2048
 #define KVP_STATS_SESSION_NS 8
+/* The last of layout 1.0 had its first so many counters, and namespaces' rows of this length; earlier ones had them in another order. */
+#define KVP_COUNTERS_BYTES_1_0 416u
+#define KVP_NS_ROW_BYTES_1_0 424u
 
 struct kvp_counters {
 #define KVP_COUNTER(name, kind, unit, help) _Atomic uint64_t name;

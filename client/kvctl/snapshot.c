@@ -39,14 +39,14 @@ static bool part_inside(uint32_t off, uint32_t row_bytes, uint64_t n, size_t lea
 	return off % 8 == 0 && row_bytes % 8 == 0 && row_bytes >= least && (uint64_t)off + row_bytes * n <= size;
 }
 
-/* Of another minor version rows and counters may be longer, or shorter: what it does not count is shown as 0.  Only 1.0 had
-   its counters in no fixed order. */
+/* Of another minor version rows and counters may be longer, or shorter: what it does not count is shown as 0.  Before the last of
+   1.0 they were in no fixed order. */
 static bool counters_readable(const struct kvp_stats *head, uint64_t size)
 {
 	uint64_t end = offsetof(struct kvp_stats, counters) + (uint64_t)head->counters_bytes;
 
 	if (!head->layout_minor &&
-		(head->counters_bytes < sizeof(struct kvp_counters) || head->ns_row_bytes < sizeof(struct kvp_ns_row)))
+		(head->counters_bytes < KVP_COUNTERS_BYTES_1_0 || head->ns_row_bytes < KVP_NS_ROW_BYTES_1_0))
 		return false;
 	return head->counters_bytes % 8 == 0 && end <= size && end <= head->ns_off;
 }

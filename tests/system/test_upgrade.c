@@ -154,6 +154,50 @@ static void counts_of_layout_1_0_begin_again_and_its_blocks_and_sessions_stay(vo
 	goes_on_after(*state, -3, 0);
 }
 
+/* A kvpoold of another minor version begins the pins of a session later: where its header says is where they count. */
+static void holds_count_where_the_session_says_its_pins_begin(void **state)
+{
+	struct fixture *f = *state;
+	const uint64_t pins_off = KVP_SESSION_PINS_OFF + KVP_PAGE;
+	uint64_t bytes = f->w.session->object_bytes + KVP_PAGE;
+	struct {
+		struct kvp_wire_batch head;
+		struct kvp_key key;
+	} ask = {.head = {.n = 1}, .key = wire_key(7)};
+	struct wire_pinned pinned;
+	struct kvp_wire_found found;
+	struct wire other;
+	struct wire_ns ns;
+	char page[KVP_PAGE];
+	int fd = f->w.session_fd; /* closing another one of it would drop the session's lock */
+
+	assert_int_equal(wire_pin(&f->ns, &ask.key, &pinned), 1);
+	host_kill(&f->host);
+	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	for (off_t at = (off_t)bytes - 2 * (off_t)KVP_PAGE; at >= (off_t)KVP_SESSION_PINS_OFF; at -= KVP_PAGE) {
+		assert_int_equal(pread(fd, page, KVP_PAGE, at), KVP_PAGE);
+		assert_int_equal(pwrite(fd, page, KVP_PAGE, at + KVP_PAGE), KVP_PAGE);
+	}
+	memset(page, 0, KVP_PAGE);
+	assert_int_equal(pwrite(fd, page, KVP_PAGE, KVP_SESSION_PINS_OFF), KVP_PAGE);
+	f->w.session->pins_off = pins_off;
+	f->w.session->object_bytes = bytes;
+	f->w.session->header_bytes = pins_off - 64;
+	assert_int_equal(host_start(&f->host, NULL), 0);
+	assert_int_equal(atomic_load(&f->host.stats->counters.sessions), 1);
+	assert_int_equal(f->w.session->header_bytes, sizeof(struct kvp_session_header));
+	assert_int_equal(wire_open(&other, f->host.socket), 0);
+	assert_int_equal(wire_join(&other, &ns, "m", BLOCK), 0);
+	ask.head.ns_id = ns.id;
+	assert_int_equal(wire_call(&other, KVP_MSG_DELETE, &ask, sizeof(ask), &found, sizeof(found)), sizeof(found));
+	assert_int_equal(found.state, KVP_HIT_RAM); /* in use */
+	wire_unpin(&f->ns, &pinned);
+	assert_int_equal(wire_call(&other, KVP_MSG_DELETE, &ask, sizeof(ask), &found, sizeof(found)), sizeof(found));
+	assert_int_equal(found.state, KVP_MISS);
+	wire_leave(&ns);
+	wire_close(&other);
+}
+
 static void a_half_made_object_of_a_killed_upgrade_is_no_obstacle(void **state)
 {
 	struct fixture *f = *state;
@@ -198,6 +242,7 @@ int main(int argc, char **argv)
 		WITH_BLOCKS(blocks_and_sessions_of_a_kvpoold_with_more_counters_are_taken_over),
 		WITH_BLOCKS(blocks_and_sessions_of_a_kvpoold_with_fewer_counters_are_taken_over),
 		WITH_BLOCKS(counts_of_layout_1_0_begin_again_and_its_blocks_and_sessions_stay),
+		WITH_BLOCKS(holds_count_where_the_session_says_its_pins_begin),
 		WITH_BLOCKS(a_half_made_object_of_a_killed_upgrade_is_no_obstacle),
 		WITH_BLOCKS(senseless_sizes_are_not_followed),
 	};
