@@ -576,13 +576,15 @@ bool block_evict(struct entry *e)
 }
 
 /* One with nothing below it. */
-static bool block_forget_leaf(struct entry *e)
+static bool block_forget_leaf(struct entry *e, void (*went)(void *owner, const struct entry *e), void *owner)
 {
 	struct ns *ns = e->ns;
 	bool hot = e->slot != NO_SLOT;
 
 	if (e->io != ENTRY_IDLE || (hot && (block_is_held(e) || !block_drain(e))))
 		return false;
+	if (went)
+		went(owner, e);
 	if (e->cold) {
 		tier_cold_forget(ns->d, e->cold);
 		e->cold = 0;
@@ -598,7 +600,7 @@ static bool block_forget_leaf(struct entry *e)
 	return true;
 }
 
-bool block_forget(struct entry *top)
+bool block_forget(struct entry *top, void (*went)(void *owner, const struct entry *e), void *owner)
 {
 	struct entry *e = top;
 
@@ -610,7 +612,7 @@ bool block_forget(struct entry *top)
 			e = e->first_child;
 		parent = e->parent;
 		last = e == top;
-		if (e->ns != top->ns || !block_forget_leaf(e))
+		if (e->ns != top->ns || !block_forget_leaf(e, went, owner))
 			return false;
 		if (last)
 			return true;

@@ -54,8 +54,9 @@ int block_admit(struct ns *ns, const struct kvp_wire_item *item, struct kvp_wire
 /** block_evict() - let go of the hot copy if nobody pins it. Return: false: pinned, held or busy; its stamp is renewed. */
 bool block_evict(struct entry *e);
 /** block_forget() - it goes, from memory and from the store, as if it had never been there, after all that hangs below it.
+ *  @went: told of each that goes, just before it does; or NULL.
  *  Return: false: it or one of those is pinned, held, busy, or of another namespace, or they are many: call again. */
-bool block_forget(struct entry *e);
+bool block_forget(struct entry *e, void (*went)(void *owner, const struct entry *e), void *owner);
 /** block_hold() - keep it from eviction until whoever was told of it has used it, for about a second at most */
 void block_hold(struct entry *e);
 /** block_used() - somebody used it in tick @used: if that is after block_hold(), it is held no longer */

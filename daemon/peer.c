@@ -671,7 +671,6 @@ static bool asked_too_late(struct peer *peer, const struct kvp_msg *msg, uint64_
 
 static void on_delete(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
 {
-	static struct kvp_wire_found found[KVP_WIRE_BATCH_MAX];
 	struct kvp_wire_batch batch;
 	uint64_t deadline_ns = 0;
 	size_t behind;
@@ -689,20 +688,8 @@ static void on_delete(struct peer *peer, const struct kvp_msg *msg, struct membe
 			member->ns->head->name);
 		return;
 	}
-	if (asked_too_late(peer, msg, deadline_ns))
-		return;
-	for (uint32_t i = 0; i < batch.n; i++) {
-		struct kvp_key key;
-		struct entry *e;
-
-		memcpy(&key, (const char *)body + sizeof(batch) + i * sizeof(key), sizeof(key));
-		e = ns_entry(member->ns, &key);
-		found[i] = (struct kvp_wire_found){.state = KVP_MISS};
-		if (e && !block_forget(e))
-			found[i].state = e->slot != NO_SLOT ? KVP_HIT_RAM : KVP_PENDING;
-	}
-	peer_answer(peer, msg->type, msg->id, 0, found, batch.n * sizeof(found[0]), NULL, 0);
-	tier_serve(member->ns);
+	if (!asked_too_late(peer, msg, deadline_ns))
+		tier_delete(member->ns, peer, msg->id, (const char *)body + sizeof(batch), batch.n, deadline_ns);
 }
 
 static void on_clear(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)

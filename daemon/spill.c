@@ -729,6 +729,7 @@ static void spill_free(struct spill *spill)
 	free(spill->health.probe.bytes);
 	free(spill->scrub.bytes);
 	free(spill->order);
+	kill_table_free(spill->kills);
 	free(spill);
 }
 

@@ -157,6 +157,12 @@ int spill_flush(struct spill *spill, spill_done_fn done, void *owner);
  *  store down; -ENOSPC: marks of too many namespaces, drop all; -ENOMEM. */
 int spill_drop(struct spill *spill, uint64_t ns_id, spill_done_fn done, void *owner);
 
+/** spill_kill() - no record of these keys that was written before this call counts at a later start, though the store knows of none;
+ *  the caller forgets those it knows.  So from done(owner, 0, 0) on, whatever becomes of the process; a power cut may undo it until a
+ *  flush that begins after that, and a flush that fails undoes it, as it does what was written.
+ *  @n: SPILL_KILLS_MAX at most. Return: 0; -ENOENT: nothing was ever written here; as spill_write(); -ENOMEM. */
+int spill_kill(struct spill *spill, const struct spill_kill *kills, uint32_t n, spill_done_fn done, void *owner);
+
 /** spill_scrub_rate() - bytes a second that are read again in the background to find damage; 0: none */
 void spill_scrub_rate(struct spill *spill, uint64_t bytes_per_s);
 /** spill_scrub_now() - a pass from the beginning, at this rate. Return: bytes in it. */

@@ -92,6 +92,10 @@ void health_flush_failed(struct spill *spill, int err)
 		segment_condemn(spill, i);
 		segment->flush_failed = true;
 		segment->dirty = false;
+		if (segment->n_kills)
+			log_warn(
+				"spill store %s: a flush failed, and with it went lists of keys that were deleted lately: a start may find some of them again; delete them once more",
+				spill->file.path);
 		segment_drop_all(spill, i);
 	}
 	health_failed(spill, SPILL_NO_SEGMENT, "flush", err);

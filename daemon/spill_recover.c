@@ -18,7 +18,7 @@
 #include "spill_store.h"
 
 #define SCANS 32 /* segments at once */
-#define SCAN_BYTES 65536u /* read at once where records are small */
+#define SCAN_BYTES SPILL_KILLS_READ /* read at once where records are small */
 #define SCAN_SMALL 32768u /* such records */
 
 enum scan_stage {
@@ -377,9 +377,12 @@ static void tell_segment(struct spill *spill, uint32_t i)
 	for (uint32_t k = 0; k < segment->n_records; k++) {
 		void *cookie;
 
-		if (spill_super_dropped(&spill->file.super, segment->index[k].ns_id, segment->sequence))
+		if (spill_super_dropped(&spill->file.super, segment->index[k].ns_id, segment->sequence) ||
+			kill_hits(spill->kills, &segment->index[k], segment->sequence, segment->records[k].page))
 			continue;
-		cookie = spill->opts.found(spill->opts.owner, &segment->index[k], segment_place(spill, i, k));
+		cookie = spill_is_kills(&segment->index[k])
+				 ? &kill_cookie
+				 : spill->opts.found(spill->opts.owner, &segment->index[k], segment_place(spill, i, k));
 		if (cookie)
 			segment_let_live(spill, i, k, cookie);
 	}
@@ -420,6 +423,8 @@ int spill_tell_found(struct spill *spill, uint64_t n)
 		spill->next_sequence = spill->order[spill->n_order - 1].sequence + 1;
 	free(spill->order);
 	spill->order = NULL;
+	kill_table_free(spill->kills);
+	spill->kills = NULL;
 	return 0;
 }
 
@@ -462,6 +467,8 @@ int spill_scan(struct spill *spill)
 	recovery->bytes = aligned_alloc(SPILL_PAGE, (size_t)SCANS * SCAN_BYTES);
 	if (recovery->bytes)
 		r = recovery_scan(recovery);
+	if (r == 0)
+		r = kill_find(spill, recovery->bytes, SCANS);
 	if (r == 0 && spill->stats.skipped)
 		log_warn(
 			"spill store %s: at %" PRIu64 " places, %" PRIu64

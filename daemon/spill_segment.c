@@ -86,6 +86,10 @@ void segment_let_live(struct spill *spill, uint32_t i, uint32_t index, void *coo
 	record->state = RECORD_LIVE;
 	record->cookie = cookie;
 	segment->n_live++;
+	if (cookie == &kill_cookie) {
+		segment->n_kills++;
+		return;
+	}
 	spill->stats.live_records++;
 	spill->stats.live_bytes += (uint64_t)record->pages * SPILL_PAGE;
 }
@@ -99,6 +103,10 @@ void segment_drop(struct spill *spill, uint32_t i, uint32_t index, bool tell)
 		return;
 	record->state = RECORD_DEAD;
 	segment->n_live--;
+	if (record->cookie == &kill_cookie) {
+		segment->n_kills--;
+		return;
+	}
 	spill->stats.live_records--;
 	spill->stats.live_bytes -= (uint64_t)record->pages * SPILL_PAGE;
 	if (!tell)
@@ -130,7 +138,7 @@ static void segment_open(struct spill *spill, uint32_t i)
 	assert(spill->open == SPILL_NO_SEGMENT);
 	segment->state = SEGMENT_OPEN;
 	segment_forget_index(segment);
-	segment->n_records = 0;
+	segment->n_records = segment->n_kills = 0;
 	segment->used = SPILL_PAGE;
 	segment->sequence = spill->next_sequence++;
 	segment->dirty = segment->flush_failed = segment->sealed = false;
@@ -216,6 +224,16 @@ static uint32_t segment_empty(const struct spill *spill)
 	return SPILL_NO_SEGMENT;
 }
 
+/* Does nothing live in an older one?  Then a mark may say so. */
+static bool segment_is_oldest(const struct spill *spill, uint32_t i)
+{
+	for (uint32_t k = 0; k < spill->n_present; k++)
+		if (spill->segments[k].sequence < spill->segments[i].sequence &&
+			(spill->segments[k].n_live || spill->segments[k].n_writers))
+			return false;
+	return true;
+}
+
 /* The segment to give up: one in which nothing lives, else the oldest. @busy: there are some, but in use. */
 static uint32_t segment_victim(const struct spill *spill, bool *busy)
 {
@@ -248,11 +266,17 @@ static int64_t segment_reclaim(struct spill *spill)
 {
 	uint32_t i;
 	bool busy;
+	int r = 0;
 
 	while ((i = segment_victim(spill, &busy)) != SPILL_NO_SEGMENT) {
 		struct segment *segment = &spill->segments[i];
 
-		spill->stats.reclaimed += segment->n_live;
+		/* its lists of deleted keys go after all that they name: that must not come to light again, wherever it lies */
+		if (segment->n_kills && (!segment_is_oldest(spill, i) || (r = drop_passed(spill, i)) == -EAGAIN))
+			return -EAGAIN;
+		if (r < 0)
+			break;
+		spill->stats.reclaimed += segment->n_live - segment->n_kills;
 		segment_drop_all(spill, i);
 		if (segment->state == SEGMENT_BAD)
 			continue; /* its turn has come, but it must be proved good first */

@@ -578,6 +578,42 @@ int spill_set_flush(struct spill_set *set, spill_done_fn done, void *owner)
 	return all_asked(all, n, n || r ? r : -ENODEV);
 }
 
+/* One that is down, missing or still being told would bring back what it has. */
+static bool set_is_all_up(const struct spill_set *set)
+{
+	for (unsigned i = 0; i < set->n; i++) {
+		struct spill_stats stats;
+
+		spill_set_store_stats(set, i, &stats);
+		if (stats.state == SPILL_DOWN)
+			return false;
+	}
+	return true;
+}
+
+int spill_set_kill(
+	struct spill_set *set, const struct spill_kill *kills, uint32_t n_kills, spill_done_fn done, void *owner)
+{
+	struct all *all;
+	unsigned n = 0;
+	int r = -ENOENT;
+
+	if (!set_is_all_up(set))
+		return -ENODEV;
+	if (set_only(set))
+		return spill_kill(set_only(set), kills, n_kills, done, owner);
+	all = all_new(done, owner);
+	if (!all)
+		return -ENOMEM;
+	for (unsigned i = 0; i < set->n; i++) {
+		int one = spill_kill(set->members[i].spill, kills, n_kills, all_done, all);
+
+		n += one == 0;
+		r = one < 0 && one != -ENOENT ? one : r;
+	}
+	return all_asked(all, n, n && r == -ENOENT ? 0 : r);
+}
+
 int spill_set_drop(struct spill_set *set, uint64_t ns_id, spill_done_fn done, void *owner)
 {
 	struct all *all;
@@ -586,13 +622,8 @@ int spill_set_drop(struct spill_set *set, uint64_t ns_id, spill_done_fn done, vo
 
 	if (set_only(set))
 		return spill_drop(set_only(set), ns_id, done, owner);
-	for (unsigned i = 0; i < set->n; i++) {
-		struct spill_stats stats;
-
-		spill_set_store_stats(set, i, &stats);
-		if (stats.state == SPILL_DOWN)
-			return -ENODEV;
-	}
+	if (!set_is_all_up(set))
+		return -ENODEV;
 	all = all_new(done, owner);
 	if (!all)
 		return -ENOMEM;

@@ -40,6 +40,9 @@ void spill_set_forget(struct spill_set *set, spill_place place);
 int spill_set_flush(struct spill_set *set, spill_done_fn done, void *owner);
 /** spill_set_drop() - in all stores. -ENODEV: one is down or missing, and what is in it would come back. done() once. */
 int spill_set_drop(struct spill_set *set, uint64_t ns_id, spill_done_fn done, void *owner);
+/** spill_set_kill() - in all stores, for any may have a record of these keys. -ENOENT: none has any; -ENODEV: one is down or
+ *  missing, and what is in it would come back.  done(): -EAGAIN: one of them took it, another one is to be asked again, so all. */
+int spill_set_kill(struct spill_set *set, const struct spill_kill *kills, uint32_t n, spill_done_fn done, void *owner);
 /** spill_set_scrub_rate() - of all stores together */
 void spill_set_scrub_rate(struct spill_set *set, uint64_t bytes_per_s);
 uint64_t spill_set_scrub_now(struct spill_set *set, uint64_t bytes_per_s);

@@ -4,7 +4,8 @@
  * spill.c the interface and the transfers, spill_file.c the file with its lock, superblock and alignment, spill_raw.c where
  * it is a block device,
  * spill_segment.c segments and their records, spill_seal.c what makes a start short, spill_health.c errors, quarantine and probes,
- * spill_memory.c memory for packed bytes, spill_recover.c the start, spill_scrub.c and spill_drop.c what their names say.
+ * spill_memory.c memory for packed bytes, spill_recover.c the start, spill_kill.c deleted keys, spill_scrub.c and spill_drop.c
+ * what their names say.
  */
 #ifndef KVPOOL_SPILL_STORE_H
 #define KVPOOL_SPILL_STORE_H
@@ -101,6 +102,7 @@ struct segment {
 	bool flush_failed; /* BAD: nothing in it counts, not even what is still being written */
 	uint32_t n_writers, n_readers; /* transfers under way */
 	uint32_t n_live, n_records, room;
+	uint32_t n_kills; /* of those that live: lists of deleted keys */
 	uint64_t sequence;
 	uint64_t used; /* where the next record goes */
 	uint64_t dirty_serial; /* of the last write that ended here */
@@ -199,6 +201,24 @@ int spill_scan(struct spill *spill);
 /** spill_tell_found() - tell found() of about @n of them, in the order of the log. Return: 1: there are more; 0; -ENOMEM. */
 int spill_tell_found(struct spill *spill, uint64_t n);
 
+/* ---- spill_kill.c ---- */
+
+/* The cookie of a list of deleted keys, whom nobody is told of. */
+extern char kill_cookie;
+struct kill_table;
+/** kill_find() - in the scan: read all lists that were found. @bytes: room for so many reads of SPILL_KILLS_READ. Return: 0; -ENOMEM. */
+int kill_find(struct spill *spill, uint8_t *bytes, unsigned n_reads);
+#define SPILL_KILLS_READ 65536u
+/** kill_hits() - was the key of @record, on @page of a segment with @sequence, deleted after that was written? */
+bool kill_hits(const struct kill_table *table, const struct spill_record *record, uint64_t sequence, uint32_t page);
+void kill_table_free(struct kill_table *table);
+
+/* ---- spill_drop.c ---- */
+
+/** drop_passed() - the log has left behind everything up to segment @i, the superblock says so soon. Return: 0: it does say so;
+ *  -EAGAIN: it will; -ENOMEM; -ENOSPC. */
+int drop_passed(struct spill *spill, uint32_t i);
+
 /* ---- spill_scrub.c ---- */
 
 struct scrub {
@@ -287,6 +307,7 @@ struct spill {
 	struct scrub scrub;
 	struct drop *drop; /* spill_drop.c: under way, or NULL */
 	struct order *order; /* spill_recover.c: of what is being told, or NULL */
+	struct kill_table *kills; /* found by the scan, for what is told; or NULL */
 	uint32_t n_order, order_at;
 
 	struct segment *segments;

@@ -223,6 +223,7 @@ static void tier_spill_ready(struct loop_source *source, uint32_t events)
 		tier_serve(ns);
 	drain_step(tier);
 	evict_step(tier);
+	delete_step(tier);
 }
 
 static void tier_copies_ready(struct loop_source *source, uint32_t events)
@@ -534,4 +535,5 @@ void tier_tick(struct daemon *d)
 		tier_serve(ns);
 	}
 	drain_step(d->tier);
+	delete_step(d->tier);
 }

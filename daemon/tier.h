@@ -49,6 +49,10 @@ void tier_drain(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t d
 /** tier_evict() - KVP_MSG_EVICT: @n blocks of @ns_id (0: of all), those that are written first included, by the deadline */
 void tier_evict(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t ns_id, uint64_t n, uint64_t deadline_ns);
 
+/** tier_delete() - KVP_MSG_DELETE: they go, and it is answered when no start finds them again. @keys: of struct kvp_key, anyhow
+ *  aligned.  @deadline_ns: 0: of a client that gives none. */
+void tier_delete(struct ns *ns, struct peer *peer, uint64_t msg_id, const void *keys, uint32_t n, uint64_t deadline_ns);
+
 /** tier_store_drop() - KVP_MSG_STORE_DROP: no record of @ns_id (0: of all) written so far comes back, over restarts too */
 void tier_store_drop(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t ns_id, uint64_t deadline_ns);
 /** tier_store_forget() - no record of @ns_id written so far comes back at a start; done(0 or -errno) once that is durable.

@@ -2,10 +2,12 @@
  * tier_jobs.c - requests that wait: RESERVE, and PUBLISH into a copied namespace
  *
  * A job is in the list of its namespace while it needs a slot (RESERVE, copied PUBLISH), linked from entries by waiters
- * while it waits for reads (RESTORE), or the tier's only one of its kind (DRAIN, EVICT, STORE_DROP).  Every job has a timer
+ * while it waits for reads (RESTORE), the tier's only one of its kind (DRAIN, EVICT, STORE_DROP), or one of those whose keys go into the
+ * next list (DELETE).  Every job has a timer
  * for its deadline; whoever ends a job answers it once and frees it.  An answer never frees a peer, a session or a job (see
  * peer.h), so it may come first.
  */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -90,7 +92,7 @@ bool job_allowed(struct peer *peer, uint16_t type, uint64_t msg_id)
 			peer->d->config.uid_max_requests, (unsigned)peer->uid);
 		return false;
 	}
-	if (type != KVP_MSG_RESERVE && jobs_transit_of(peer->d->tier, peer->uid) > most) {
+	if (type != KVP_MSG_RESERVE && type != KVP_MSG_DELETE && jobs_transit_of(peer->d->tier, peer->uid) > most) {
 		peer_refuse(peer, type, msg_id, KVP_EQUOTA,
 			"%" PRIu64
 			" bytes are on their way for uid %u already: ask for less at once, or raise uid-max-transit",
@@ -191,6 +193,10 @@ static void job_deadline(struct loop_timer *timer)
 		return;
 	case JOB_DROP:
 		job_answer_drop(job, true);
+		return;
+	case JOB_DELETE:
+		job->error = ETIMEDOUT;
+		job_answer_delete(job);
 		return;
 	}
 }

@@ -2,7 +2,7 @@
  * tier_parts.h - inside of tier.h: what its files share
  *
  * tier.c the store and its writes, tier_pack.c which of them are packed, tier_room.c room, tier_restore.c blocks that come back, tier_jobs.c who waits,
- * tier_admin.c drain, evict, drop and scrub.
+ * tier_admin.c drain, evict, drop and scrub, tier_delete.c deleted keys.
  */
 #ifndef KVPOOL_TIER_PARTS_H
 #define KVPOOL_TIER_PARTS_H
@@ -23,6 +23,7 @@ enum job_kind {
 	JOB_DRAIN,
 	JOB_EVICT,
 	JOB_DROP,
+	JOB_DELETE,
 };
 
 struct waiter {
@@ -49,7 +50,7 @@ struct job {
 	bool in_pieces; /* RESTORE: who asks wants the first one soon, and asks for the rest again */
 	uint32_t first; /* RESTORE: with this one it is answered; UINT32_MAX: when all are there */
 	struct waiter *waiters; /* RESTORE */
-	struct kvp_wire_found *found; /* RESTORE */
+	struct kvp_wire_found *found; /* RESTORE, DELETE */
 	struct kvp_wire_item *items; /* PUBLISH */
 	struct kvp_wire_result *results;
 	uint32_t at; /* PUBLISH: item being worked on */
@@ -57,14 +58,15 @@ struct job {
 	struct io_op op;
 	struct stage *stage; /* PUBLISH: of the member, that may go */
 	uint64_t n_done; /* DRAIN, EVICT */
-	struct block_name *todo; /* DRAIN, DROP */
+	struct block_name *todo; /* DRAIN, DROP, DELETE */
 	uint64_t n_todo, todo_at, n_failed;
-	int error; /* DRAIN: errno of the last write that failed */
+	uint64_t n_noting; /* DELETE: of todo, from todo_at on: in the list being written */
+	int error; /* DRAIN: errno of the last write that failed; DELETE: why the store could not note it */
 	bool flushing;
 	uint64_t n_want, ns_id, n_looks; /* EVICT; ns_id 0: all; looks in vain since the last block that went */
 };
 
-/* A block that a drain has to write, or a drop to forget. Keys, not entries: those may go meanwhile. */
+/* A block that a drain has to write, or a drop or delete to forget. Keys, not entries: those may go meanwhile. */
 struct block_name {
 	uint64_t ns_id;
 	struct kvp_key key;
@@ -87,6 +89,7 @@ struct tier {
 	struct loop_source copies_source;
 	struct job jobs; /* head of the list of all */
 	struct job *drain, *evict, *drop;
+	bool noting; /* deleted keys are being noted in the stores */
 	struct loop_timer evict_timer, drop_timer; /* the next piece */
 	uint64_t n_nobodys; /* records found of no namespace there is */
 	uint64_t too_long; /* longest block the store could not take, as far as was said */
@@ -148,5 +151,12 @@ void evict_step(struct tier *tier);
 void job_answer_drain(struct job *job, bool late);
 void job_answer_evict(struct job *job, bool late);
 void job_answer_drop(struct job *job, bool late);
+
+/* ---- tier_delete.c ---- */
+
+/** delete_step() - note what waits for it */
+void delete_step(struct tier *tier);
+/** job_answer_delete() - ends the job */
+void job_answer_delete(struct job *job);
 
 #endif

@@ -483,10 +483,13 @@ KVP_API void kvp_abandon(struct kvp_block_ref *blocks, uint32_t n);
  * kvp_delete() - blocks that are not wanted any more go, from memory and from the spill store
  * What hangs below one in its chain goes first.  Waits to the deadline for those in use: held by some session, being read or
  * written, or with such a one, or one of another namespace, below them.  Deleting one that is not there is no error.
- * A record of the spill store may be found again at a start of the daemon, as long as its place was not used anew: for good
- * goes what kvp_clear() clears.
+ * What is gone stays so: it is answered when every spill store has noted it, so a start of the daemon finds no record of it,
+ * not after a kill right after the answer either.  A power cut within moments of it may bring one back: where that must not be,
+ * kvp_clear(), whose answer waits for the disk.
  * Return: blocks of @keys that are gone now; -KVP_EINVAL; -KVP_EACCES: read-only to this client; -KVP_EDETACHED;
- * -KVP_ETIMEDOUT: the daemon has not answered by the deadline (0: within a second); what it reads only then it does not do.
+ * -KVP_ETIMEDOUT: the daemon has not answered by the deadline (0: within a second); what it reads only then it does not do, what it
+ * has read may be done; -EIO: those not in use are gone now, but a spill store is down, missing, full or failing and could not note it, so
+ * a start may find them again: kvp_error() says why; delete them once more when kvctl stats shows all stores up.
  */
 KVP_API int64_t kvp_delete(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns);
 
@@ -562,7 +565,7 @@ enum kvp_io_status {
 		1, /* GET: its bytes are in @parts; PUT: it is stored, by this call or before; EXISTS: it is there; DELETE: it is not */
 	KVP_IO_MISS = 2, /* @reason tells why; what is in @parts is undefined */
 	KVP_IO_REJECTED =
-		3, /* PUT: no room by the deadline, not admitted, parent unknown, or no daemon; DELETE: it is in use, or no daemon */
+		3, /* PUT: no room by the deadline, not admitted, parent unknown, or no daemon; DELETE: it is in use, no daemon, or a store could not note it: see kvp_delete() */
 	KVP_IO_SHORT = 4, /* GET: @parts are shorter than the block; PUT: longer, or shorter than @used_bytes */
 };
 

@@ -5,7 +5,9 @@
  *	then    segments of segment_bytes each: header page, then records: header page, data padded to pages; a segment
  *	        that is full ends with its seal: pages with an entry for each record, and in its last page their checksum
  *
- * A record's data is the block's bytes, or these packed: struct spill_disk_pack, then what the codec made of them.
+ * A record's data is the block's bytes, or these packed: struct spill_disk_pack, then what the codec made of them.  Or it
+ * is a list of keys that were deleted (SPILL_RECORD_KILLS, struct spill_disk_kill): records of these that lie before it in
+ * the log do not count any more.
  *
  * Everything is little-endian and lies in pages of 4096 bytes; the last word of each page is the XXH3-64 of the rest.  A
  * record's header repeats the store's UUID, its segment's sequence number and its own place in the file, so a page of
@@ -33,6 +35,7 @@
 #define SPILL_STORE_NAME "kvpool.store"
 #define SPILL_VERSION 1u
 #define SPILL_VERSION_PACKED 2u /* of a record whose data is packed: what knows nothing of packing takes it for none */
+#define SPILL_VERSION_KILLS 3u /* of one that is a list of deleted keys, likewise */
 #define SPILL_PAGE 4096u
 #define SPILL_SUPER_AREA 65536u
 #define SPILL_PROBE_OFF 12288u /* in the superblock area, a multiple of 4096 and of nothing larger */
@@ -160,6 +163,15 @@ static_assert(sizeof(struct spill_disk_entry) == 64, "store format 1");
 static_assert(offsetof(struct spill_disk_entry, page) == 56, "store format 1");
 static_assert(offsetof(struct spill_disk_entry, stored) == 60, "store format 1");
 
+/* Of a list of deleted keys: so many bytes of data make one. */
+struct spill_disk_kill {
+	uint64_t ns_id;
+	uint64_t key[2];
+};
+static_assert(sizeof(struct spill_disk_kill) == 24, "store format 1");
+#define SPILL_RECORD_KILLS 0x80000000u /* in a record's flags; its namespace and key are none */
+#define SPILL_KILLS_MAX 2048u /* in one list: it fits the smallest segment */
+
 /* Packed data begins with it. */
 struct spill_disk_pack {
 	uint64_t magic;
@@ -198,6 +210,11 @@ struct spill_record {
 	uint32_t stored; /* packed: bytes of data on disk; plain: 0 */
 };
 
+struct spill_kill {
+	uint64_t ns_id;
+	struct kvp_key key;
+};
+
 struct spill_super {
 	uint8_t uuid[16];
 	uint64_t capacity, segment_bytes, start, pid, inode;
@@ -234,6 +251,19 @@ static inline bool spill_packed_ok(uint32_t codec, uint64_t stored, uint64_t byt
 {
 	return codec == SPILL_ZSTD && stored > sizeof(struct spill_disk_pack) && stored <= UINT32_MAX &&
 	       bytes <= SPILL_SEGMENT_MAX && spill_span(stored) < spill_span(bytes);
+}
+
+/** spill_is_kills() - a list of deleted keys, no block */
+static inline bool spill_is_kills(const struct spill_record *record)
+{
+	return record->flags & SPILL_RECORD_KILLS;
+}
+
+/* As long as a list is, if it is one. */
+static inline bool spill_kills_ok(uint32_t flags, uint64_t stored, uint64_t bytes)
+{
+	return !(flags & SPILL_RECORD_KILLS) || (!stored && bytes && bytes % sizeof(struct spill_disk_kill) == 0 &&
+							bytes / sizeof(struct spill_disk_kill) <= SPILL_KILLS_MAX);
 }
 
 struct spill_seal {
@@ -289,7 +319,8 @@ static inline int spill_page_check(const void *page, uint64_t magic, const uint8
 	if (le64toh(head.magic) != magic || le64toh(checksum) != spill_page_checksum(page))
 		return -EBADMSG;
 	if (le32toh(head.version) != SPILL_VERSION &&
-		!(magic == SPILL_RECORD_MAGIC && le32toh(head.version) == SPILL_VERSION_PACKED))
+		!(magic == SPILL_RECORD_MAGIC && (le32toh(head.version) == SPILL_VERSION_PACKED ||
+							 le32toh(head.version) == SPILL_VERSION_KILLS)))
 		return -EPROTONOSUPPORT;
 	if (le32toh(head.page) != SPILL_PAGE)
 		return -EPROTONOSUPPORT;
@@ -373,6 +404,14 @@ static inline bool spill_super_dropped_any(const struct spill_super *super, uint
 	return false;
 }
 
+static inline bool spill_super_has_all(const struct spill_super *super)
+{
+	for (uint32_t i = 0; i < super->n_drops; i++)
+		if (!super->drops[i].ns_id)
+			return true;
+	return false;
+}
+
 /** spill_super_drop() - add a mark; one for all (@ns_id 0) takes the place of the others. Return: 0; -ENOSPC. */
 static inline int spill_super_drop(struct spill_super *super, uint64_t ns_id, uint64_t below)
 {
@@ -382,11 +421,34 @@ static inline int spill_super_drop(struct spill_super *super, uint64_t ns_id, ui
 		super->n_drops = 0;
 	while (i < super->n_drops && super->drops[i].ns_id != ns_id)
 		i++;
-	if (i == SPILL_DROPS_MAX)
+	/* there is always room for one for all: see spill_super_pass() */
+	if (i == SPILL_DROPS_MAX || (i == SPILL_DROPS_MAX - 1 && !spill_super_has_all(super)))
 		return -ENOSPC;
 	if (i == super->n_drops)
 		super->n_drops++;
 	super->drops[i] = (struct spill_disk_drop){ns_id, below};
+	return 0;
+}
+
+/** spill_super_pass() - the log has left behind all that was written in segments before @below: a mark for all, which leaves those
+ *  that say more. Return: 0; -ENOSPC: an older kvpoold has filled the last place. */
+static inline int spill_super_pass(struct spill_super *super, uint64_t below)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < super->n_drops; i++) {
+		if (!super->drops[i].ns_id && super->drops[i].below > below)
+			below = super->drops[i].below;
+		if (super->drops[i].ns_id)
+			super->drops[n++] = super->drops[i];
+	}
+	super->n_drops = 0;
+	for (uint32_t i = 0; i < n; i++)
+		if (super->drops[i].below > below)
+			super->drops[super->n_drops++] = super->drops[i];
+	if (super->n_drops == SPILL_DROPS_MAX)
+		return -ENOSPC;
+	super->drops[super->n_drops++] = (struct spill_disk_drop){0, below};
 	return 0;
 }
 
@@ -453,6 +515,8 @@ static inline void spill_record_encode(
 		disk->stored = htole64(record->stored);
 		disk->codec = htole32(record->codec);
 	}
+	if (spill_is_kills(record))
+		disk->version = htole32(SPILL_VERSION_KILLS);
 	spill_page_end(page);
 }
 
@@ -517,6 +581,9 @@ static inline int spill_record_decode(
 	data = stored ? stored : bytes;
 	if (!data || data > spot->room || spill_span(data) > spot->room)
 		return -EBADMSG;
+	if (!(le32toh(disk->flags) & SPILL_RECORD_KILLS) != (le32toh(disk->version) != SPILL_VERSION_KILLS) ||
+		!spill_kills_ok(le32toh(disk->flags), stored, bytes))
+		return -EBADMSG;
 	record->ns_id = le64toh(disk->ns_id);
 	for (int i = 0; i < 2; i++) {
 		record->key.w[i] = le64toh(disk->key[i]);
@@ -554,7 +621,8 @@ static inline int spill_entry_decode(
 	uint64_t data = stored ? stored : bytes;
 
 	if (off < from || off > to || !data || data > to - off || spill_span(data) > to - off ||
-		(stored && !spill_packed_ok(SPILL_ZSTD, stored, bytes)))
+		(stored && !spill_packed_ok(SPILL_ZSTD, stored, bytes)) ||
+		!spill_kills_ok(le32toh(entry->flags), stored, bytes))
 		return -EBADMSG;
 	*record = (struct spill_record){.ns_id = le64toh(entry->ns_id),
 		.bytes = bytes,

@@ -47,7 +47,8 @@ enum kvp_msg_type {
 	KVP_MSG_STAGE = 12, /* kvp_wire_stage                  -> kvp_wire_staged + fd: staging object rw */
 	KVP_MSG_EVENTS = 13, /* kvp_wire_batch without items   -> kvp_wire_ring + fd: struct kvp_ring ro */
 	KVP_MSG_DELETE =
-		14, /* kvp_wire_batch, kvp_key[n]     -> kvp_wire_found[n]: KVP_MISS: it is gone; else it is in use */
+		14, /* kvp_wire_batch, kvp_key[n]     -> kvp_wire_found[n]: KVP_MISS: it is gone; else it is in use; -EIO: a
+		       store could not note what is gone */
 	KVP_MSG_CLEAR =
 		15, /* kvp_wire_restore without keys   -> kvp_wire_admin_done, by the deadline; as DELETE read later: -ETIME */
 	KVP_MSG_USAGE = 16, /* kvp_wire_batch without items    -> kvp_wire_usage */

@@ -206,6 +206,11 @@ static void walk_count(struct walk *walk, const struct spill_record *record, boo
 		walk->segment->n_dropped++;
 		return;
 	}
+	if (spill_is_kills(record)) {
+		walk->segment->n_kills++;
+		walk->segment->n_damaged += damaged;
+		return;
+	}
 	walk->segment->n_records++;
 	walk->segment->bytes += record->bytes;
 	walk->segment->stored += spill_data_bytes(record);
@@ -364,6 +369,7 @@ int store_file_segment(struct store_file *store, uint32_t i, bool check, store_r
 		.owner = owner};
 	struct spill_disk_entry *index;
 	struct spill_seal seal;
+	uint64_t n_there;
 
 	memset(segment, 0, sizeof(*segment));
 	segment->sequence = walk_sequence(&walk);
@@ -376,9 +382,9 @@ int store_file_segment(struct store_file *store, uint32_t i, bool check, store_r
 		walk_sealed(&walk, index, &seal);
 	else
 		walk_log(&walk);
-	if (seal.n > segment->n_records + segment->n_dropped &&
-		!spill_super_dropped(&store->super, 0, segment->sequence))
-		segment->n_lost = seal.n - segment->n_records - segment->n_dropped;
+	n_there = segment->n_records + segment->n_dropped + segment->n_kills;
+	if (seal.n > n_there && !spill_super_dropped(&store->super, 0, segment->sequence))
+		segment->n_lost = seal.n - n_there;
 	free(index);
 	return 0;
 }

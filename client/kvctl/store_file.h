@@ -43,6 +43,7 @@ struct store_segment {
 	uint64_t n_records, bytes; /* of blocks */
 	uint64_t stored; /* of their data, as it lies: less, where it is packed */
 	uint64_t n_dropped; /* records that do not count any more: kvctl store drop */
+	uint64_t n_kills; /* lists of deleted keys, whose records are counted as long as they lie there */
 	uint64_t n_damaged;
 	uint64_t n_gaps; /* places where no record can be read, but behind them one can */
 	uint64_t n_unread; /* the device would not give them */

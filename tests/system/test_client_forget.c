@@ -9,7 +9,9 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -100,6 +102,93 @@ static void what_lies_in_the_store_is_deleted_too(void **state)
 	/* the first of a chain takes what hangs below it */
 	assert_int_equal(kvp_delete(t->ns, &keys[4], 1, kvp_deadline_ms(10000)), 1);
 	assert_int_equal(n_there(t, keys), N - 5);
+}
+
+static void kill_and_start(struct trial *t, bool memory_too)
+{
+	trial_detach(t);
+	host_kill(&t->host);
+	if (memory_too)
+		trial_memory_gone(t);
+	trial_start(t);
+	trial_attach(t);
+}
+
+static void a_deleted_block_is_not_found_after_a_kill_right_after_the_answer(void **state)
+{
+	struct trial *t = *state;
+	struct kvp_key keys[N];
+
+	for (unsigned round = 0; round < 2; round++) {
+		given_blocks(t, keys);
+		assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "drain"), 0);
+		assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "evict", "20"), 0);
+		assert_int_equal(kvp_delete(t->ns, &keys[3], 1, kvp_deadline_ms(10000)), 1);
+		assert_int_equal(kvp_delete(t->ns, &keys[8], 1, kvp_deadline_ms(10000)), 1); /* and three below it */
+		kill_and_start(t, round);
+		assert_int_equal(n_there(t, keys), N - 5);
+		/* the parent of those below comes back, they do not */
+		assert_int_equal(trial_put(t->ns, &keys[8], NULL, 8, TRIAL_BLOCK), KVP_PUB_STORED);
+		kill_and_start(t, false);
+		assert_int_equal(n_there(t, keys), N - 4);
+		assert_int_equal(kvp_clear(t->ns, kvp_deadline_ms(20000)), 0);
+	}
+}
+
+static void a_block_deleted_and_stored_anew_is_found_after_a_kill(void **state)
+{
+	struct trial *t = *state;
+	struct kvp_key keys[N];
+
+	given_blocks(t, keys);
+	assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "drain"), 0);
+	assert_int_equal(kvp_delete(t->ns, &keys[3], 1, kvp_deadline_ms(10000)), 1);
+	assert_int_equal(trial_put(t->ns, &keys[3], &keys[2], 77, TRIAL_BLOCK), KVP_PUB_STORED);
+	assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "drain"), 0);
+	kill_and_start(t, true);
+	assert_int_equal(trial_get(t->ns, &keys[3], 77, TRIAL_BLOCK), 1);
+	assert_int_equal(n_there(t, keys), N);
+}
+
+static void blocks_deleted_while_they_are_written_out_are_not_found(void **state)
+{
+	struct trial *t = *state;
+	struct kvp_key keys[N];
+
+	given_blocks(t, keys);
+	for (unsigned i = 0; i < 100; i++) { /* the store is written to all the time, and made room for */
+		struct kvp_key other = wire_key(1000 + i);
+
+		assert_int_equal(trial_put(t->ns, &other, NULL, 1000 + i, TRIAL_BLOCK), KVP_PUB_STORED);
+		if (i % 3 == 0)
+			assert_int_equal(kvp_delete(t->ns, &keys[i / 3], 1, kvp_deadline_ms(10000)), 1);
+	}
+	kill_and_start(t, true);
+	for (unsigned i = 0; i < 34; i++)
+		assert_int_equal(trial_get(t->ns, &keys[i], i, TRIAL_BLOCK), 0);
+}
+
+static void a_deletion_the_store_cannot_note_says_so(void **state)
+{
+	struct trial *t = *state;
+	struct kvp_key keys[N], more = wire_key(900);
+	char path[160], away[180];
+
+	given_blocks(t, keys);
+	assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "drain"), 0);
+	snprintf(path, sizeof(path), "%s/kvpool.store", t->spill);
+	snprintf(away, sizeof(away), "%s.away", path);
+	assert_int_equal(rename(path, away), 0);
+	assert_true(host_logged(&t->host, " is down", 20000));
+	assert_int_equal(kvp_delete(t->ns, &keys[3], 1, kvp_deadline_ms(10000)), -EIO);
+	assert_non_null(strstr(kvp_error(t->client), "could not note it"));
+	assert_int_equal(n_there(t, keys), N - 1); /* gone all the same */
+	assert_int_equal(rename(away, path), 0);
+	assert_true(host_logged(&t->host, " is up again", 60000));
+	assert_int_equal(kvp_delete(t->ns, &keys[3], 1, kvp_deadline_ms(10000)), 1); /* once more, as it says */
+	assert_int_equal(trial_put(t->ns, &more, NULL, 900, TRIAL_BLOCK), KVP_PUB_STORED);
+	kill_and_start(t, true);
+	assert_int_equal(n_there(t, keys), N - 1);
 }
 
 static void a_queue_deletes_and_tells_of_each(void **state)
@@ -264,6 +353,10 @@ int main(void)
 		WITH_DAEMON(a_deleted_block_is_gone_and_can_be_stored_anew),
 		WITH_DAEMON(a_block_in_use_stays_until_it_is_let_go),
 		WITH_DAEMON(what_lies_in_the_store_is_deleted_too),
+		WITH_DAEMON(a_deleted_block_is_not_found_after_a_kill_right_after_the_answer),
+		WITH_DAEMON(a_block_deleted_and_stored_anew_is_found_after_a_kill),
+		WITH_DAEMON(blocks_deleted_while_they_are_written_out_are_not_found),
+		WITH_DAEMON(a_deletion_the_store_cannot_note_says_so),
 		WITH_DAEMON(a_queue_deletes_and_tells_of_each),
 		WITH_DAEMON(a_cleared_namespace_stays_empty_over_a_reboot),
 		WITH_DAEMON(a_clear_leaves_blocks_in_use_and_says_how_many),

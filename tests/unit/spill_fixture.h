@@ -302,17 +302,21 @@ static inline bool store_adds_up(const struct fixture *f)
 
 	for (uint32_t i = 0; i < spill->n_segments; i++) {
 		const struct segment *segment = &spill->segments[i];
-		uint32_t n = 0;
+		uint32_t n = 0, n_kills = 0;
 
 		for (uint32_t k = 0; k < segment->n_records; k++)
 			if (segment->records[k].state == RECORD_LIVE) {
+				bool kills = segment->records[k].cookie == &kill_cookie;
+
 				n++;
-				bytes += (uint64_t)segment->records[k].pages * SPILL_PAGE;
+				n_kills += kills;
+				bytes += kills ? 0 : (uint64_t)segment->records[k].pages * SPILL_PAGE;
 			}
-		if (n != segment->n_live || segment->used > spill->file.super.segment_bytes ||
+		if (n != segment->n_live || n_kills != segment->n_kills ||
+			segment->used > spill->file.super.segment_bytes ||
 			(n && (segment->state == SEGMENT_EMPTY || segment->state == SEGMENT_ABSENT)))
 			return false;
-		live += n;
+		live += n - n_kills;
 		open += segment->state == SEGMENT_OPEN;
 	}
 	return live == spill->stats.live_records && bytes == spill->stats.live_bytes && open <= 1;

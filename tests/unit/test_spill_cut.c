@@ -102,11 +102,22 @@ static unsigned drive_cut(const char *path, unsigned *seed, bool all)
 
 /* ---- who writes, and what may be asked of the store afterwards ---- */
 
-enum fate { NOT_TRIED, TRIED, WRITTEN, FLUSHING, KEPT, GONE };
+enum fate {
+	NOT_TRIED,
+	TRIED,
+	WRITTEN,
+	FLUSHING,
+	KEPT,
+	GONE,
+	DELETING, /* a list with it is on its way */
+	DELETED,
+	FLUSHING_DELETED,
+	DELETED_FOR_GOOD,
+};
 
 struct diary {
 	_Atomic uint8_t fate[BLOCKS];
-	_Atomic unsigned next, n_kept, n_right;
+	_Atomic unsigned next, n_kept, n_right, n_deleted;
 	_Atomic bool started;
 };
 static struct diary *diary;
@@ -167,6 +178,9 @@ static void all_flushed(void *owner, int res, spill_place place)
 		if (atomic_load(&diary->fate[k]) == FLUSHING) {
 			atomic_store(&diary->fate[k], KEPT);
 			atomic_fetch_add(&diary->n_kept, 1);
+		} else if (atomic_load(&diary->fate[k]) == FLUSHING_DELETED) {
+			atomic_store(&diary->fate[k], DELETED_FOR_GOOD);
+			atomic_fetch_add(&diary->n_deleted, 1);
 		}
 }
 
@@ -175,6 +189,8 @@ static void flush_some(struct fixture *f, bool *flushing)
 	for (unsigned k = 0; k < atomic_load(&diary->next); k++)
 		if (atomic_load(&diary->fate[k]) == WRITTEN)
 			atomic_store(&diary->fate[k], FLUSHING);
+		else if (atomic_load(&diary->fate[k]) == DELETED)
+			atomic_store(&diary->fate[k], FLUSHING_DELETED);
 	*flushing = spill_flush(f->spill, all_flushed, flushing) == 0;
 }
 
@@ -186,6 +202,12 @@ static bool look(struct fixture *f)
 	for (unsigned k = 0; k < atomic_load(&diary->next); k++) {
 		int r = get(f, k);
 
+		if (atomic_load(&diary->fate[k]) == DELETED_FOR_GOOD) {
+			if (r == -ENOENT)
+				continue;
+			print_message("block %u was deleted and is found: %d\n", k, r);
+			return false;
+		}
 		if (r != 0 && (atomic_load(&diary->fate[k]) == KEPT || (r != -EBADMSG && r != -ENOENT))) {
 			print_message("block %u, fate %u: %d\n", k, atomic_load(&diary->fate[k]), r);
 			return false;
@@ -215,7 +237,34 @@ static void write_one(struct fixture *f, struct flight *flight)
 		atomic_store(&diary->next, k + 1);
 }
 
-/* Many at once, and now and then a flush; until it is killed. */
+static void one_deleted(void *owner, int res, spill_place place)
+{
+	_Atomic uint8_t *fate = owner;
+
+	(void)place;
+	if (res == 0)
+		atomic_store(fate, DELETED);
+}
+
+/* One that was on the drive, whether it is there still or not. */
+static void delete_one(struct fixture *f, unsigned k)
+{
+	struct spill_kill kill = {.ns_id = NS_ID};
+	struct block *b = &f->blocks[k];
+
+	if (atomic_load(&diary->fate[k]) != KEPT)
+		return;
+	b->k = k;
+	kill.key = block_record(b).key;
+	if (spill_kill(f->spill, &kill, 1, one_deleted, &diary->fate[k]) < 0)
+		return;
+	atomic_store(&diary->fate[k], DELETING);
+	if (b->place)
+		spill_forget(f->spill, b->place);
+	b->place = 0;
+}
+
+/* Many at once, deletions too, and now and then a flush; until it is killed. */
 static int serve_until_cut(struct fixture *f, unsigned seed)
 {
 	struct flight flights[6] = {0};
@@ -230,6 +279,8 @@ static int serve_until_cut(struct fixture *f, unsigned seed)
 		for (unsigned i = 0; i < 6; i++)
 			if (!flights[i].busy)
 				write_one(f, &flights[i]);
+		if (atomic_load(&diary->next) && rand_r(&seed) % 2)
+			delete_one(f, (unsigned)rand_r(&seed) % atomic_load(&diary->next));
 		if (!flushing && rand_r(&seed) % 16 == 0)
 			flush_some(f, &flushing);
 		spill_wait(f->spill, loop_now() + SPILL_SECOND);
@@ -265,8 +316,11 @@ static void cut_again_and_again(struct fixture *f, bool all, unsigned seed)
 		n_lost += drive_cut(f->path, &seed, all);
 	}
 	assert_true(look(f));
-	print_message("%u cuts: %u pages lost, %u blocks asked for and right, %u of them flushed by the writer\n",
-		ROUNDS, n_lost, atomic_load(&diary->n_right), atomic_load(&diary->n_kept));
+	print_message(
+		"%u cuts: %u pages lost, %u blocks asked for and right, %u of them flushed by the writer, %u deleted for good\n",
+		ROUNDS, n_lost, atomic_load(&diary->n_right), atomic_load(&diary->n_kept),
+		atomic_load(&diary->n_deleted));
+	assert_true(atomic_load(&diary->n_deleted) > ROUNDS / 4);
 	assert_true(atomic_load(&diary->n_right) > ROUNDS * 20);
 	assert_true(n_lost > ROUNDS);
 	assert_true(atomic_load(&diary->n_kept) > ROUNDS);

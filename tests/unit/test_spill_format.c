@@ -59,6 +59,42 @@ static void a_record_says_what_it_was_told(void **state)
 					       56));
 }
 
+static void a_list_of_deleted_keys_says_so_and_is_of_another_version(void **state)
+{
+	_Alignas(8) uint8_t page[SPILL_PAGE];
+	struct spill_spot spot = spot_of(1 << 20);
+	struct spill_record record = {.bytes = 3 * 24, .flags = SPILL_RECORD_KILLS}, found;
+	struct spill_hash hash = {.w = {11, 12}}, hash_found = {{0}};
+	struct spill_disk_entry entry;
+	uint32_t at;
+
+	(void)state;
+	spill_record_encode(page, &spot, &record, hash);
+	assert_int_equal(spill_record_decode(page, &spot, &found, &hash_found), 0);
+	assert_memory_equal(&found, &record, sizeof(record));
+	assert_true(spill_is_kills(&found));
+	assert_int_equal(page[8], 3); /* who knows nothing of such lists finds no record */
+	page[8] = 1;
+	sign(page);
+	assert_int_equal(decode(page, spot), -EBADMSG); /* a block by its version, a list by its flags */
+	record.flags = 0;
+	spill_record_encode(page, &spot, &record, hash);
+	page[8] = 3;
+	sign(page);
+	assert_int_equal(decode(page, spot), -EBADMSG);
+	for (uint64_t bytes = 24; bytes < 3 * 24; bytes++) {
+		record = (struct spill_record){.bytes = bytes, .flags = SPILL_RECORD_KILLS};
+		spill_record_encode(page, &spot, &record, hash);
+		assert_int_equal(decode(page, spot), bytes % 24 ? -EBADMSG : 0);
+		spill_entry_encode(&entry, &record, 1);
+		assert_int_equal(
+			spill_entry_decode(&entry, SPILL_PAGE, 1 << 20, &found, &at), bytes % 24 ? -EBADMSG : 0);
+	}
+	record.bytes = (SPILL_KILLS_MAX + 1) * 24;
+	spill_record_encode(page, &spot, &record, hash);
+	assert_int_equal(decode(page, spot), -EBADMSG);
+}
+
 static void a_packed_record_says_so_and_is_of_another_version(void **state)
 {
 	_Alignas(8) uint8_t page[SPILL_PAGE];
@@ -278,6 +314,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_record_says_what_it_was_told),
 		cmocka_unit_test(a_packed_record_says_so_and_is_of_another_version),
+		cmocka_unit_test(a_list_of_deleted_keys_says_so_and_is_of_another_version),
 		cmocka_unit_test(a_packed_record_with_lengths_that_cannot_be_is_refused),
 		cmocka_unit_test(a_record_of_another_store_use_or_place_is_refused),
 		cmocka_unit_test(a_record_longer_than_the_room_it_has_is_refused),

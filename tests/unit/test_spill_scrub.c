@@ -245,7 +245,7 @@ static void marks_of_too_many_namespaces_are_refused_until_all_is_dropped(void *
 {
 	struct fixture *f = *state;
 
-	for (uint64_t id = 0; id < SPILL_DROPS_MAX; id++)
+	for (uint64_t id = 0; id < SPILL_DROPS_MAX - 1; id++) /* one place is for a mark for all */
 		assert_int_equal(drop(f, 1000 + id), 0);
 	assert_int_equal(drop(f, 5000), -ENOSPC);
 	assert_int_equal(drop(f, 1003), 0); /* that one has its mark */

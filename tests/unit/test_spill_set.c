@@ -660,6 +660,84 @@ static void asks_about_it(void *owner, int res, spill_place place)
 	s->f->n_found++;
 }
 
+static struct spill_kill kill_of(unsigned k)
+{
+	struct block b = {.k = k};
+
+	return (struct spill_kill){.ns_id = NS_ID, .key = block_record(&b).key};
+}
+
+static int set_kill(struct stores *s, unsigned k)
+{
+	struct spill_kill kill = kill_of(k);
+	int r, res = 1;
+
+	if (s->f->blocks[k].place)
+		spill_set_forget(s->set, s->f->blocks[k].place);
+	s->f->blocks[k].place = 0;
+	do { /* one that took it may wait for another one */
+		res = 1;
+		r = spill_set_kill(s->set, &kill, 1, flush_done, &res);
+		do
+			spill_set_wait(s->set, loop_now() + SPILL_SECOND);
+		while (r == 0 && res == 1);
+	} while (r == -EAGAIN || (r == 0 && res == -EAGAIN));
+	return r < 0 ? r : res;
+}
+
+/* One record of it in each store, of which only the last is known. */
+static void given_a_key_in_every_store(struct stores *s, unsigned k)
+{
+	bool in[STORES] = {false};
+
+	for (unsigned n = 0, other = 1000; n < STORES; other++) {
+		assert_int_equal(set_put(s, k, SIZE), 0);
+		n += !in[store_of(s, k)];
+		in[store_of(s, k)] = true;
+		assert_int_equal(set_put(s, other, SIZE), 0);
+	}
+}
+
+static void a_deleted_key_is_found_in_no_store_and_what_is_written_anew_is(void **state)
+{
+	struct stores *s = *state;
+
+	given_a_key_in_every_store(s, 1);
+	given_a_key_in_every_store(s, 2);
+	assert_int_equal(set_kill(s, 1), 0);
+	assert_int_equal(set_kill(s, 2), 0);
+	assert_int_equal(set_put(s, 2, SIZE), 0); /* whichever store it is in: the others' old ones are no rivals */
+	stores_close(s);
+	assert_int_equal(stores_open(s), 0);
+	assert_int_equal(s->f->blocks[1].place, 0);
+	assert_int_equal(set_get(s, 2), 0);
+}
+
+static void a_deletion_is_refused_as_long_as_a_store_is_missing_and_holds_in_one_that_joins(void **state)
+{
+	struct stores *s = *state;
+	char away[100];
+
+	given_a_key_in_every_store(s, 1);
+	given_a_key_in_every_store(s, 2);
+	assert_int_equal(set_kill(s, 1), 0);
+	stores_close(s);
+	snprintf(away, sizeof(away), "%s.away", s->dirs[1]);
+	assert_int_equal(rename(s->dirs[1], away), 0);
+	assert_int_equal(stores_open(s), 0);
+	assert_int_equal(set_kill(s, 2), -ENODEV);
+	assert_int_equal(rename(away, s->dirs[1]), 0);
+	tick_until(s, 1, SPILL_UP);
+	assert_int_equal(s->f->blocks[1].place, 0); /* its list came with it */
+	assert_int_equal(set_get(s, 2), 0);
+	assert_int_equal(store_of(s, 2), 1);
+	assert_int_equal(set_kill(s, 2), 0);
+	stores_close(s);
+	assert_int_equal(stores_open(s), 0);
+	assert_int_equal(s->f->blocks[1].place, 0);
+	assert_int_equal(s->f->blocks[2].place, 0);
+}
+
 static void what_ends_while_the_stores_are_closed_is_told_with_all_there_is_to_know(void **state)
 {
 	struct stores *s = *state;
@@ -716,6 +794,8 @@ int main(void)
 		SET(a_store_that_fails_is_off_alone_and_named_with_errno_count_and_since_when),
 		SET(more_than_all_can_hold_goes_round_and_what_is_there_is_right),
 		SET(a_drop_is_for_all_stores_or_for_none),
+		SET(a_deleted_key_is_found_in_no_store_and_what_is_written_anew_is),
+		SET(a_deletion_is_refused_as_long_as_a_store_is_missing_and_holds_in_one_that_joins),
 		SET(what_ends_while_the_stores_are_closed_is_told_with_all_there_is_to_know),
 		SET(one_store_alone_has_places_as_it_always_had),
 	};
