@@ -210,8 +210,8 @@ static inline int put(struct fixture *f, unsigned k, uint64_t bytes)
 	return put_version(f, k, bytes, 0);
 }
 
-/* Read block @k. Return: 0: exact; -errno; 1: wrong bytes. */
-static inline int get(struct fixture *f, unsigned k)
+/* Read block @k, over what lies in f->in. Return: 0: exact; -errno; 1: wrong bytes. */
+static inline int get_over(struct fixture *f, unsigned k)
 {
 	struct block *b = &f->blocks[k];
 	struct spill_record record = block_record(b);
@@ -219,7 +219,6 @@ static inline int get(struct fixture *f, unsigned k)
 
 	if (!b->place)
 		return -ENOENT;
-	memset(f->in, 0xee, b->bytes);
 	b->done = false;
 	while ((r = spill_read(f->spill, b->place, &record, f->in, block_done, b)) == -EAGAIN)
 		spill_wait(f->spill, loop_now() + SPILL_SECOND);
@@ -227,6 +226,12 @@ static inline int get(struct fixture *f, unsigned k)
 	if (!b->done)
 		return -ETIMEDOUT;
 	return b->res < 0 ? b->res : !block_is(b, f->in);
+}
+
+static inline int get(struct fixture *f, unsigned k)
+{
+	memset(f->in, 0xee, f->blocks[k].bytes);
+	return get_over(f, k);
 }
 
 static inline void flush_done(void *owner, int res, spill_place place)

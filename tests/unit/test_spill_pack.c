@@ -290,7 +290,8 @@ static void a_lie_about_length_or_bytes_is_damage_and_stores_nothing_past_the_bl
 		}
 		forge(f, lie, &head, frame, n);
 		memset(f->in + LIED, 0x77, 8 * SPILL_PAGE);
-		assert_int_equal(get(f, lie), -EBADMSG);
+		memcpy(f->in, f->out, LIED); /* what lay there before completes nothing */
+		assert_int_equal(get_over(f, lie), -EBADMSG);
 		for (unsigned i = 0; i < 8 * SPILL_PAGE; i++)
 			assert_int_equal(f->in[LIED + i], 0x77);
 		assert_int_equal(f->blocks[lie].n_gone, 1);
@@ -353,6 +354,50 @@ static void memory_for_packing_is_bounded_and_everything_gets_through(void **sta
 		assert_true(f->blocks[k].done && f->blocks[k].res == 0);
 	assert_int_equal(get(f, 0), 0);
 	assert_true(store_adds_up(f));
+}
+
+static void memory_for_unpacking_is_bounded_and_everything_comes_back(void **state)
+{
+	enum { N = 60, TIMES = 3, BYTES = 1 << 20 };
+	struct fixture *f = *state;
+	struct block *reads = calloc(N * TIMES, sizeof(*reads));
+	uint8_t *in = aligned_alloc(SPILL_PAGE, (size_t)N * TIMES * BYTES);
+	uint64_t word = 1;
+
+	assert_true(reads && in);
+	f->opts.depth = 32; /* so many reads at once that they want more than there is */
+	assert_int_equal(fixture_reopen(f), 0);
+	memset(f->out, 0, BYTES);
+	for (unsigned i = 0; i < BYTES / 4 * 3; i += 8) { /* the rest packs to nothing */
+		word = word * 6364136223846793005u + 1442695040888963407u;
+		memcpy(f->out + i, &word, 8);
+	}
+	for (unsigned k = 0; k < N; k++) {
+		struct block *b = &f->blocks[k];
+		struct spill_record record;
+
+		*b = (struct block){.k = k, .bytes = BYTES};
+		record = block_record(b);
+		record.codec = SPILL_ZSTD;
+		while (spill_write(f->spill, &record, f->out, b, block_done, b) == -EAGAIN)
+			spill_wait(f->spill, loop_now() + SPILL_SECOND);
+	}
+	settle(f);
+	for (unsigned i = 0; i < N * TIMES; i++) {
+		const struct block *b = &f->blocks[i % N];
+		struct spill_record record = block_record(b);
+
+		assert_true(b->done && b->res == 0);
+		while (spill_read(f->spill, b->place, &record, in + (size_t)i * BYTES, block_done, &reads[i]) ==
+			-EAGAIN)
+			spill_wait(f->spill, loop_now() + SPILL_SECOND);
+		assert_true(f->spill->pack_room <= PACK_MOST);
+	}
+	settle(f);
+	for (unsigned i = 0; i < N * TIMES; i++)
+		assert_true(reads[i].done && reads[i].res == 0 && !memcmp(in + (size_t)i * BYTES, f->out, BYTES));
+	free(in);
+	free(reads);
 }
 
 /* Plain ones beside them need none; what packed ones need is made once, for as many as are under way at a time. */
@@ -529,6 +574,7 @@ int main(void)
 		ONCE(a_flipped_bit_of_packed_data_is_damage),
 		BOTH(memory_for_packing_is_used_again_whatever_moves_beside_it),
 		BOTH(memory_for_packing_is_bounded_and_everything_gets_through),
+		BOTH(memory_for_unpacking_is_bounded_and_everything_comes_back),
 		BOTH(packed_blocks_go_round_the_store_and_the_oldest_go_first),
 		ONCE(a_packed_write_that_fails_says_so_and_leaves_nothing),
 		ONCE(a_store_that_goes_down_ends_what_is_being_packed),
