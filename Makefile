@@ -213,6 +213,7 @@ $(BUILD)/test/wallclock.so: tests/data/wallclock.c
 	@mkdir -p $(@D)
 	$(call note,LD,$@)
 	$(Q)$(CC) -std=gnu17 -D_GNU_SOURCE $(WARN) -O2 -fPIC -shared $< -o $@ -ldl
+$(BUILD)/test/test_client_events: | $(BUILD)/test/wallclock.so
 
 .PHONY: tests
 tests: all $(UNIT_TESTS) $(SYSTEM_TESTS) $(SYSTEM_PROGRAMS) $(BUILD)/test/wallclock.so $(if $(wildcard daemon/main.c),$(BUILD)/kvpoold-fault) $(if $(PEERS_HERE),$(BENCHES))

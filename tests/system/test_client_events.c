@@ -219,6 +219,7 @@ static void numbers_grow_though_the_wall_clock_went_back(void **state)
 	skip(); /* nothing is preloaded before its runtime */
 #endif
 	snprintf(shim, sizeof(shim), "%s/test/wallclock.so", build ? build : "build");
+	assert_int_equal(access(shim, R_OK), 0); /* else it would go by the true clock, and say nothing */
 	snprintf(file, sizeof(file), "%s/wallclock", t->host.dir);
 	fd = open(file, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
 	assert_int_equal(write(fd, &day_before, sizeof(day_before)), sizeof(day_before));
