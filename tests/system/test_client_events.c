@@ -215,7 +215,7 @@ static void numbers_grow_though_the_wall_clock_went_back(void **state)
 	uint64_t from, last;
 	int fd;
 
-#ifdef __SANITIZE_ADDRESS__
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 	skip(); /* nothing is preloaded before its runtime */
 #endif
 	snprintf(shim, sizeof(shim), "%s/test/wallclock.so", build ? build : "build");

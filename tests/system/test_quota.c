@@ -167,12 +167,27 @@ static void at_its_quota_a_uid_makes_room_among_its_own_blocks(void **state)
 	over(f);
 }
 
+static struct kvp_ns *opened(const struct tenant *t, struct kvp_client **client)
+{
+	struct kvp_open_opts opts = {.size = sizeof(opts), .socket = t->socket, .connect_timeout_ms = 10000};
+	struct kvp_desc desc;
+	struct kvp_ns *ns;
+
+	assert_int_equal(kvp_open(&opts, client), 0);
+	trial_desc(&desc);
+	assert_int_equal(trial_ns(*client, "held", &desc, &ns), 0);
+	return ns;
+}
+
 static void a_uid_that_holds_its_whole_quota_is_refused_by_name_and_others_are_served(void **state)
 {
 	struct fixture *f = given("uid-max-memory = 2M\n");
 	struct tenant *anna = &f->tenants[ANNA];
 	struct wire_pinned pinned[2 * IN_A_SLAB];
 	struct kvp_wire_grant grant;
+	struct kvp_block_ref block = {0};
+	struct kvp_client *client;
+	struct kvp_ns *ns;
 
 	(void)state;
 	fill(f, ANNA, 0, 0, 2 * IN_A_SLAB);
@@ -182,6 +197,11 @@ static void a_uid_that_holds_its_whole_quota_is_refused_by_name_and_others_are_s
 	assert_non_null(strstr(anna->w.text, "uid-max-memory (2097152)"));
 	assert_int_equal(wire_reserve(&anna->ns[1], &grant, 1, 0), -KVP_EQUOTA);
 	assert_true(atomic_load(&host_ns_row(&f->host, anna->ns[0].id)->counters.quota_refused) >= 1);
+	/* an engine gets none, and is told why */
+	ns = opened(anna, &client);
+	assert_int_equal(kvp_reserve(ns, 1, 0, kvp_deadline_ms(500), &block), 0);
+	assert_non_null(strstr(kvp_error(client), "raise uid-max-memory"));
+	kvp_close(client);
 	fill(f, BERT, 0, 0, 2 * IN_A_SLAB);
 	for (unsigned i = 0; i < 2 * IN_A_SLAB; i++) {
 		assert_true(wire_right(pinned[i].data, pinned[i].used_bytes, id_of(ANNA, 0, i)));
@@ -285,18 +305,6 @@ static void more_requests_than_a_uid_may_have_waiting_are_refused_at_once(void *
 	assert_int_equal(
 		wire_receive(&anna->w, 901, grants, sizeof(grants), NULL, NULL, WIRE_TIMEOUT_MS), sizeof(grants[0]));
 	over(f);
-}
-
-static struct kvp_ns *opened(const struct tenant *t, struct kvp_client **client)
-{
-	struct kvp_open_opts opts = {.size = sizeof(opts), .socket = t->socket, .connect_timeout_ms = 10000};
-	struct kvp_desc desc;
-	struct kvp_ns *ns;
-
-	assert_int_equal(kvp_open(&opts, client), 0);
-	trial_desc(&desc);
-	assert_int_equal(trial_ns(*client, "held", &desc, &ns), 0);
-	return ns;
 }
 
 static void a_session_that_holds_a_block_unused_for_too_long_is_put_out_and_no_other(void **state)

@@ -283,6 +283,23 @@ static void another_layout_is_refused_with_both_versions(void **state)
 	assert_says(f->err, "version 2.");
 }
 
+static void who_has_how_much_of_a_quota_is_shown_where_there_is_one(void **state)
+{
+	struct fake *f = *state;
+
+	assert_int_equal(run_here(f, "stats"), 0);
+	assert_null(strstr(f->out, "QUOTAS"));
+	f->stats->counters.uid_max_bytes = 1u << 30;
+	f->stats->counters.namespace_max_bytes = 1u << 29;
+	f->ns_row->owner_uid = 54321;
+	f->ns_row->slots_per_slab = 4;
+	f->ns_row->slab_bytes = 3u << 20;
+	f->ns_row->counters.slots = 8;
+	assert_int_equal(run_here(f, "stats"), 0);
+	assert_says(f->out, "QUOTAS a namespace may have 512 MiB");
+	assert_says(f->out, "54321 has 6 MiB of 1 GiB");
+}
+
 /* As another minor version has it: what this one does not count is 0, what it counts beyond is nobody's affair. */
 static void counters_of_another_minor_version_are_read_as_far_as_they_go(void **state)
 {
@@ -530,6 +547,7 @@ int main(void)
 		test(a_daemon_that_changes_all_the_time_delays_nobody),
 		test(a_hundred_at_once_are_all_answered),
 		test(another_layout_is_refused_with_both_versions),
+		test(who_has_how_much_of_a_quota_is_shown_where_there_is_one),
 		test(counters_of_another_minor_version_are_read_as_far_as_they_go),
 		test(another_byte_order_or_magic_or_size_is_refused),
 		test(objects_cut_short_are_refused_without_a_crash),
