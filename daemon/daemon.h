@@ -60,6 +60,8 @@ struct daemon {
 	unsigned n_sessions;
 	uint64_t stage_bytes; /* staging areas: beside the pool's budget, bounded by it */
 	bool holds_wanted; /* memory was needed and all of it held: sessions past hold-limit lose theirs */
+	bool own_holds_wanted; /* likewise all that a quota lets this uid have: its own sessions only */
+	uint32_t own_holds_uid;
 
 	/* peer.c */
 	struct peer *peers; /* list */

@@ -655,14 +655,15 @@ static void session_look_at(struct session *s)
 			       : NULL);
 }
 
-static void session_revoke_silent(struct daemon *d)
+/* Of all, or of one uid. */
+static void session_revoke_silent(struct daemon *d, bool all, uint32_t uid)
 {
 	uint64_t limit = d->config.hold_limit_ms * 1000000ull, now = loop_now();
 	struct session *next;
 
 	for (struct session *s = limit ? d->sessions : NULL; s; s = next) {
 		next = s->next;
-		if (s->ending || now - s->heard_ns < limit)
+		if (s->ending || now - s->heard_ns < limit || (!all && s->uid != uid))
 			continue;
 		gauge_add(&d->pool.stats->counters.sessions_condemned, 1);
 		session_end(s, "not heard of for longer than hold-limit while memory is needed: its holds are revoked");
@@ -731,9 +732,11 @@ void session_look(struct daemon *d)
 		next = s->next;
 		session_look_at(s);
 	}
-	if (d->holds_wanted) {
-		d->holds_wanted = false;
-		session_revoke_silent(d);
+	if (d->holds_wanted || d->own_holds_wanted) {
+		bool all = d->holds_wanted;
+
+		d->holds_wanted = d->own_holds_wanted = false;
+		session_revoke_silent(d, all, d->own_holds_uid);
 	}
 }
 

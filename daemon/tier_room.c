@@ -375,6 +375,17 @@ bool tier_shrink(struct daemon *d, uint32_t i)
 	return donor && tier_take_slab(donor, NULL, i);
 }
 
+/* All is in use. Who is at its quota is in nobody's way but its own. */
+static void tier_want_holds(struct ns *ns)
+{
+	if (quota_allows(ns, NULL)) {
+		ns->d->holds_wanted = true;
+		return;
+	}
+	ns->d->own_holds_wanted = true;
+	ns->d->own_holds_uid = ns->head->owner_uid;
+}
+
 bool tier_shrink_ns(struct ns *ns)
 {
 	return tier_take_slab(ns, NULL, TOPOLOGY_ANY);
@@ -410,7 +421,7 @@ uint64_t tier_make_room(struct ns *ns, uint64_t want, uint32_t node)
 		tier_demote(ns, want);
 	if (!ns_room(ns) && !tier_coming(ns) && !ns->n_coming && !tier_steal(ns, tier_largest_donor(ns))) {
 		ns->no_room_until_ns = now + RETRY_NS;
-		ns->d->holds_wanted = true;
+		tier_want_holds(ns);
 	}
 	return ns_room(ns);
 }

@@ -211,6 +211,41 @@ static void a_uid_that_holds_its_whole_quota_is_refused_by_name_and_others_are_s
 	over(f);
 }
 
+/* Memory it may not have is not wanted from anybody. */
+static void who_is_at_its_quota_costs_no_silent_session_of_others_its_holds(void **state)
+{
+	struct fixture *f = given("uid-max-memory = 2M\nhold-limit = 700\n");
+	struct tenant *anna = &f->tenants[ANNA];
+	struct wire_pinned pinned[2 * IN_A_SLAB], berts;
+	struct kvp_wire_grant grant;
+	struct wire silent;
+	struct wire_ns own;
+
+	(void)state;
+	fill(f, BERT, 0, 0, 1);
+	hold(f, BERT, 0, 1, &berts);
+	fill(f, ANNA, 0, 0, 2 * IN_A_SLAB);
+	assert_int_equal(wire_open(&silent, anna->socket), 0); /* of her own, that holds all of it and says nothing */
+	assert_int_equal(wire_join(&silent, &own, "one", BLOCK), 0);
+	for (uint64_t i = 0; i < 2 * IN_A_SLAB; i++) {
+		struct kvp_key key = wire_key(id_of(ANNA, 0, i));
+
+		assert_int_equal(wire_pin(&own, &key, &pinned[i]), 1);
+	}
+	for (unsigned i = 0; i < 400 && !atomic_load(&f->host.stats->counters.sessions_condemned); i++)
+		wire_reserve(&anna->ns[0], &grant, 1, 50);
+	assert_int_equal(atomic_load(&f->host.stats->counters.sessions_condemned), 1);
+	for (unsigned i = 0; i < 20; i++)
+		wire_reserve(&anna->ns[0], &grant, 1, 50);
+	assert_int_equal(atomic_load(&silent.session->word), 0);
+	assert_int_equal(atomic_load(&f->tenants[BERT].w.session->word), 1);
+	assert_int_equal(atomic_load(&f->tenants[CARL].w.session->word), 1);
+	wire_unpin(&f->tenants[BERT].ns[0], &berts);
+	wire_leave(&own);
+	wire_close(&silent);
+	over(f);
+}
+
 static void a_namespace_has_its_own_limit(void **state)
 {
 	struct fixture *f = given("namespace-max = 2M\n");
@@ -348,6 +383,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(at_its_quota_a_uid_makes_room_among_its_own_blocks),
 		cmocka_unit_test(a_uid_that_holds_its_whole_quota_is_refused_by_name_and_others_are_served),
+		cmocka_unit_test(who_is_at_its_quota_costs_no_silent_session_of_others_its_holds),
 		cmocka_unit_test(a_namespace_has_its_own_limit),
 		cmocka_unit_test(a_quota_changes_while_it_serves),
 		cmocka_unit_test(more_requests_than_a_uid_may_have_waiting_are_refused_at_once),
