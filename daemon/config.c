@@ -110,6 +110,7 @@ static const struct option_row options[] = {
 	{"free-percent", OPTION_NUMBER, AT(free_percent), 0, 50, "N", "free blocks kept ready ahead of need"},
 };
 #define N_OPTIONS (sizeof(options) / sizeof(options[0]))
+_Static_assert(N_OPTIONS <= CONFIG_OPTIONS_MAX, "config.h's line_of has room for each");
 
 void config_defaults(struct config *config)
 {
@@ -487,6 +488,7 @@ static int config_set(struct config *config, const char *name, const char *value
 		return -EINVAL;
 	}
 	r = config_set_value(config, row, value);
+	config->line_of[row - options] = 0;
 	config_range(row, range);
 	if (r == -ERANGE && row->kind == OPTION_LISTEN)
 		snprintf(message, 256, "%s: listen: at most %d of them, each at most 255 bytes long", origin,
@@ -515,7 +517,6 @@ struct config_reader {
 	const char *origin;
 	char *message;
 	unsigned line;
-	unsigned set_in[N_OPTIONS]; /* 0: not yet */
 };
 
 /* Without the blanks around it; @text is cut. */
@@ -544,27 +545,27 @@ static int config_check_name(struct config_reader *reader, const char *origin, c
 {
 	const char *nearest;
 	const struct option_row *row = config_find(name, &nearest);
-	unsigned *set_in;
+	unsigned set_in;
 
 	if (!row)
 		return 0; /* config_set() says so */
-	set_in = &reader->set_in[row - options];
+	set_in = reader->config->line_of[row - options];
 	if (!strcmp(name, "config")) {
 		snprintf(reader->message, 256, "%.150s: config cannot be set in the file itself", origin);
 		return -EINVAL;
 	}
-	if (*set_in && row->kind != OPTION_LISTEN && row->kind != OPTION_SPILL) {
+	if (set_in && row->kind != OPTION_LISTEN && row->kind != OPTION_SPILL) {
 		snprintf(reader->message, 256, "%.150s: %.40s is set in line %u already: leave one of them", origin,
-			name, *set_in);
+			name, set_in);
 		return -EINVAL;
 	}
-	*set_in = reader->line;
 	return 0;
 }
 
 static int config_take_line(struct config_reader *reader, char *text)
 {
 	char origin[256], *equals, *name;
+	const char *nearest;
 
 	config_cut_comment(text);
 	text = config_trim(text);
@@ -585,7 +586,10 @@ static int config_take_line(struct config_reader *reader, char *text)
 	name = config_trim(text);
 	if (config_check_name(reader, origin, name) < 0)
 		return -EINVAL;
-	return config_set(reader->config, name, config_trim(equals + 1), origin, reader->message);
+	if (config_set(reader->config, name, config_trim(equals + 1), origin, reader->message) < 0)
+		return -EINVAL;
+	reader->config->line_of[config_find(name, &nearest) - options] = reader->line;
+	return 0;
 }
 
 int config_parse_text(struct config *config, const char *text, const char *origin, char message[256])
@@ -762,7 +766,25 @@ int config_parse_args(struct config *config, int argc, char **argv, char message
 	}
 	r = config_scan(config, argc, argv, false, message);
 	config->stores_from_file = false;
-	return r ? r : config_check(config, message);
+	if (r)
+		return r;
+	r = config_check(config, message);
+	if (r < 0)
+		config_where(config, message);
+	return r;
+}
+
+void config_where(const struct config *config, char message[256])
+{
+	size_t n = strcspn(message, " :");
+	char what[256];
+
+	for (size_t i = 0; i < N_OPTIONS; i++)
+		if (strlen(options[i].name) == n && !strncmp(options[i].name, message, n) && config->line_of[i]) {
+			memcpy(what, message, sizeof(what));
+			snprintf(message, 256, "%.100s:%u: %.140s", config->file, config->line_of[i], what);
+			return;
+		}
 }
 
 static bool config_name_ok(const char *name)

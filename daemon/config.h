@@ -33,6 +33,7 @@ struct config_node {
 };
 
 #define CONFIG_STORES_MAX 16
+#define CONFIG_OPTIONS_MAX 64
 
 /* A spill store. */
 struct config_store {
@@ -90,6 +91,8 @@ struct config {
 	uint32_t read_ahead; /* blocks read along a chain before they are asked for */
 	uint64_t namespace_min; /* bytes of memory that no other namespace takes from one in use */
 	uint32_t free_percent; /* free slots kept ready by evicting ahead of need */
+	uint32_t line_of
+		[CONFIG_OPTIONS_MAX]; /* of the file, in which config.c's option i is set last; 0: it is not set there */
 };
 
 /** config_defaults() */
@@ -101,6 +104,9 @@ void config_defaults(struct config *config);
  * Return: 0; 1: help or version was printed; -EINVAL.
  */
 int config_parse_args(struct config *config, int argc, char **argv, char message[256]);
+
+/** config_where() - if @message begins with the name of an option that the file sets, put file and line before it */
+void config_where(const struct config *config, char message[256]);
 
 /** config_parse_text() - the lines of a configuration file. @origin: its name for messages. Return: 0; -EINVAL. */
 int config_parse_text(struct config *config, const char *text, const char *origin, char message[256]);

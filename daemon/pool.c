@@ -315,6 +315,7 @@ int pool_group(const struct config *config, gid_t *gid, char message[256])
 		snprintf(message, 256,
 			"group = \"%s\": there is no such group; make it with groupadd, or leave group out",
 			config->group);
+		config_where(config, message);
 		return -EINVAL;
 	}
 	*gid = group->gr_gid;

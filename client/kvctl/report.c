@@ -147,6 +147,11 @@ const char *report_user(uint32_t uid, char text[32])
 	return text;
 }
 
+uint64_t report_slot_bytes(const struct kvp_ns_row *row)
+{
+	return row->slots_per_slab ? row->slab_bytes / row->slots_per_slab : row->block_bytes;
+}
+
 struct ns_balance report_balance(const struct kvp_ns_counters *counters)
 {
 	struct ns_balance balance = {

@@ -43,6 +43,8 @@ struct ns_balance {
 	int holds; /* free + held + evictable + in transit = total */
 };
 struct ns_balance report_balance(const struct kvp_ns_counters *counters);
+/** report_slot_bytes() - what a block of the namespace takes of the pool, with its share of what is left over of a slab */
+uint64_t report_slot_bytes(const struct kvp_ns_row *row);
 
 /* Value of a counter in a copy nobody else changes. */
 #define C(counter) atomic_load_explicit(&(counter), memory_order_relaxed)

@@ -37,9 +37,9 @@ static void totals_add(struct totals *totals, const struct kvp_ns_row *row)
 #define KVP_NS_COUNTER(name, kind, unit, help) totals->blocks.name += C(row->counters.name);
 #include "counters.def"
 #undef KVP_NS_COUNTER
-	totals->held_bytes += C(row->counters.held) * row->block_bytes;
-	totals->evictable_bytes += balance.evictable * row->block_bytes;
-	totals->transit_bytes += balance.in_transit * row->block_bytes;
+	totals->held_bytes += C(row->counters.held) * report_slot_bytes(row);
+	totals->evictable_bytes += balance.evictable * report_slot_bytes(row);
+	totals->transit_bytes += balance.in_transit * report_slot_bytes(row);
 }
 
 static double share(uint64_t part, uint64_t whole)

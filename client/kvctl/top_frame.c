@@ -181,9 +181,9 @@ static void draw_memory(struct pen *pen, const struct top_data *data)
 		const struct kvp_ns_row *row = &data->now.ns[i];
 		struct ns_balance balance = report_balance(&row->counters);
 
-		held += C(row->counters.held) * row->block_bytes;
-		evictable += balance.evictable * row->block_bytes;
-		transit += balance.in_transit * row->block_bytes;
+		held += C(row->counters.held) * report_slot_bytes(row);
+		evictable += balance.evictable * report_slot_bytes(row);
+		transit += balance.in_transit * report_slot_bytes(row);
 	}
 	pen_write(pen, TOP_STRONG, "DRAM   ");
 	pen_bar(pen, bar_width(pen), pool,

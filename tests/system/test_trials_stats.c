@@ -389,6 +389,28 @@ static void lookups_are_hits_and_misses_also_of_an_engine_that_was_killed(void *
 	assert_int_equal(atomic_load(&c->lookups), hits_in(c) + misses_in(c));
 }
 
+static void a_pool_full_of_blocks_smaller_than_their_slots_is_told_as_full(void **state)
+{
+	struct trial *t = *state;
+	struct kvp_desc desc;
+	struct kvp_ns *ns;
+	char out[8192];
+
+	trial_attach(t);
+	trial_desc(&desc);
+	desc.block_bytes = 128;
+	assert_int_equal(trial_ns(t->client, "small", &desc, &ns), 0);
+	for (uint64_t k = 0; k < 2 * (2u << 20) / 4096; k++) { /* twice what fits */
+		struct kvp_key key = wire_key(k);
+
+		assert_int_equal(trial_put(ns, &key, NULL, k, 128), KVP_PUB_STORED);
+	}
+	assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "stats"), 0);
+	assert_non_null(strstr(out, " 2 MiB of 2 MiB"));
+	assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "top", "--once"), 0);
+	assert_non_null(strstr(out, " 2 MiB of 2 MiB"));
+}
+
 /* ---- who is kept out ---- */
 
 static bool attached(void *arg)
@@ -449,6 +471,7 @@ int main(int argc, char **argv)
 		WITH_DAEMON(while_the_daemon_starts_and_stops_stats_never_crash),
 		WITH_DAEMON(no_epoch_of_another_pool_is_met_again),
 		WITH_DAEMON(lookups_are_hits_and_misses_also_of_an_engine_that_was_killed),
+		WITH_DAEMON(a_pool_full_of_blocks_smaller_than_their_slots_is_told_as_full),
 		WITH_DAEMON(who_is_one_too_many_learns_the_limit_and_gets_in_when_another_leaves),
 		WITH_DAEMON(of_another_pool_old_views_stay_right_and_publishing_says_gone),
 	};

@@ -149,6 +149,7 @@ static void every_option_means_the_same_by_flag_and_by_file(void **state)
 	config_defaults(&by_file);
 	assert_int_equal(config_parse_text(&by_file, file, "f", message), 0);
 	assert_int_equal(config_check(&by_file, message), 0);
+	memset(by_file.line_of, 0, sizeof(by_file.line_of)); /* flags have no lines */
 	assert_memory_equal(&by_flag, &by_file, sizeof(by_flag));
 	assert_int_equal(by_file.pool_bytes, 2048 * MIB);
 	assert_int_equal(by_file.socket_mode, 0660);
@@ -391,6 +392,25 @@ static void what_a_file_says_twice_is_refused_with_both_lines(void **state)
 	assert_int_equal(config.pool_bytes, 16 * MIB);
 }
 
+static void what_is_found_wrong_after_all_is_read_names_its_line_too(void **state)
+{
+	char path[] = "/tmp/kvpool-test-config-XXXXXX", message[256], want[256];
+	int fd = mkstemp(path);
+	struct config config;
+
+	(void)state;
+	assert_true(fd >= 0);
+	assert_true(dprintf(fd, "\npages = 3M\n") > 0);
+	close(fd);
+	assert_int_equal(PARSE(&config, message, "--config", path), -EINVAL);
+	snprintf(want, sizeof(want), "%s:2: pages = \"3M\": 4k, thp, 2M or 1G", path);
+	assert_string_equal(message, want);
+	/* a flag that wins has no line */
+	assert_int_equal(PARSE(&config, message, "--config", path, "--pages", "5k"), -EINVAL);
+	assert_string_equal(message, "pages = \"5k\": 4k, thp, 2M or 1G");
+	unlink(path);
+}
+
 static void a_section_is_refused_and_not_passed_over(void **state)
 {
 	struct config config;
@@ -575,6 +595,7 @@ int main(void)
 		cmocka_unit_test(help_tells_each_default_as_it_is),
 		cmocka_unit_test(every_option_means_the_same_by_flag_and_by_file),
 		cmocka_unit_test(flags_win_over_the_file_wherever_they_stand),
+		cmocka_unit_test(what_is_found_wrong_after_all_is_read_names_its_line_too),
 		cmocka_unit_test(spill_stores_are_a_list_and_flags_begin_it_anew),
 		cmocka_unit_test(a_name_in_dev_is_a_device_its_size_may_be_left_out_and_namespaces_need_a_directory),
 		cmocka_unit_test(values_that_make_no_sense_are_refused_with_what_would),
