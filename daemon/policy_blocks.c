@@ -1,7 +1,8 @@
 /*
  * policy_blocks.c - what a policy knows of blocks: those in one of its sets, by key and as a tree; and of others that they were used
  *
- * Memory for nodes grows by a sixteenth at a time; buckets and ghosts are made once, for the capacity, so no call moves all of them.
+ * Memory for nodes grows by a sixteenth at a time, buckets one by one as in ns_entry.c, so no call moves all of them.  Ghosts are made for the
+ * capacity; where that doubles they are made anew, and what they knew is forgotten: a pool that still grows has lost little.
  */
 #include "policy_parts.h"
 
@@ -13,16 +14,22 @@
 #define BUCKETS_MIN 4096u
 #define NODES_MIN 1024u
 
-static uint64_t block_hash(const struct kvp_key *key)
+/* Both halves of a product with the seed: who does not know it finds no keys alike.  A trace's keys nobody chose: 0, no seed. */
+static uint64_t block_hash(const struct blocks *b, const struct kvp_key *key)
 {
 	uint64_t h = (key->w[0] ^ (key->w[1] << 32 | key->w[1] >> 32)) * 0x9e3779b97f4a7c15ull;
 
+	if (b->seed) {
+		unsigned __int128 product = (unsigned __int128)(key->w[0] ^ b->seed) * (key->w[1] ^ ~b->seed);
+
+		h = (uint64_t)product ^ (uint64_t)(product >> 64);
+	}
 	return (h ^ h >> 29) * 0xbf58476d1ce4e5b9ull;
 }
 
-uint32_t block_tag(const struct kvp_key *key)
+uint32_t block_tag(const struct blocks *b, const struct kvp_key *key)
 {
-	return (uint32_t)(block_hash(key) >> 20);
+	return (uint32_t)(block_hash(b, key) >> 20);
 }
 
 /* ---- ghosts ---- */
@@ -84,18 +91,22 @@ static uint8_t ghost_class(uint64_t ghost)
 
 /* ---- the table ---- */
 
-bool blocks_init(struct blocks *b, uint64_t capacity)
+static bool ghosts_init(struct ghosts *g, uint64_t capacity)
 {
-	uint64_t buckets = BUCKETS_MIN;
+	g->n_lines = capacity > GHOST_LINES_MIN ? capacity : GHOST_LINES_MIN;
+	g->line = calloc(g->n_lines, sizeof(*g->line));
+	return g->line;
+}
 
+bool blocks_init(struct blocks *b, uint64_t capacity, uint64_t seed)
+{
 	memset(b, 0, sizeof(*b));
-	while (buckets < 2 * capacity && buckets < 1ull << 32)
-		buckets *= 2;
-	b->mask = buckets - 1;
-	b->bucket = calloc(buckets, sizeof(*b->bucket));
-	b->ghosts.n_lines = capacity > GHOST_LINES_MIN ? capacity : GHOST_LINES_MIN;
-	b->ghosts.line = calloc(b->ghosts.n_lines, sizeof(*b->ghosts.line));
-	if (b->bucket && b->ghosts.line)
+	b->seed = seed;
+	for (b->n_buckets = BUCKETS_MIN; b->n_buckets < 2 * capacity && b->n_buckets < 1ull << 32;)
+		b->n_buckets *= 2;
+	b->buckets_room = b->n_buckets;
+	b->bucket = calloc(b->n_buckets, sizeof(*b->bucket));
+	if (b->bucket && ghosts_init(&b->ghosts, capacity))
 		return true;
 	blocks_free(b);
 	return false;
@@ -109,39 +120,75 @@ void blocks_free(struct blocks *b)
 	memset(b, 0, sizeof(*b));
 }
 
+/* The highest power of two that is not above the number of buckets: those from there on were split off. */
+static uint64_t blocks_half(const struct blocks *b)
+{
+	return 1ull << (63 - __builtin_clzll(b->n_buckets));
+}
+
+static uint32_t *blocks_bucket(const struct blocks *b, uint64_t hash)
+{
+	uint64_t half = blocks_half(b), i = hash & (2 * half - 1);
+
+	return &b->bucket[i < b->n_buckets ? i : hash & (half - 1)];
+}
+
+/* One bucket more: those of its lower twin that belong there move.  Without memory chains grow longer. */
+static void blocks_split(struct blocks *b)
+{
+	uint64_t half = blocks_half(b), from = b->n_buckets - half;
+	uint32_t *at, *to;
+
+	if (b->n_buckets == b->buckets_room) {
+		uint32_t *more = realloc(b->bucket, 2 * b->buckets_room * sizeof(*more));
+
+		if (!more)
+			return;
+		b->bucket = more;
+		b->buckets_room *= 2;
+	}
+	to = &b->bucket[b->n_buckets++];
+	*to = 0;
+	for (at = &b->bucket[from]; *at;) {
+		struct node *node = &b->node[*at];
+		uint32_t i = *at;
+
+		if (!(block_hash(b, &node->key) & half)) {
+			at = &node->hash_next;
+			continue;
+		}
+		*at = node->hash_next;
+		node->hash_next = *to;
+		*to = i;
+	}
+}
+
 static void blocks_hash_in(struct blocks *b, uint32_t i)
 {
-	uint32_t *bucket = &b->bucket[block_hash(&b->node[i].key) & b->mask];
+	uint32_t *bucket = blocks_bucket(b, block_hash(b, &b->node[i].key));
 
 	b->node[i].hash_next = *bucket;
 	*bucket = i;
+	if (b->n_used > b->n_buckets)
+		blocks_split(b);
 }
 
 bool blocks_resize(struct blocks *b, uint64_t capacity)
 {
-	struct blocks other;
+	struct ghosts ghosts;
 
-	if (!blocks_init(&other, capacity))
+	if (capacity < 2 * b->ghosts.n_lines)
+		return true;
+	if (!ghosts_init(&ghosts, capacity))
 		return false;
-	other.node = b->node;
-	other.n = b->n;
-	other.room = b->room;
-	other.n_used = b->n_used;
-	other.free = b->free;
-	for (uint64_t k = 0; k <= b->mask; k++)
-		for (uint32_t i = b->bucket[k], next; i; i = next) {
-			next = b->node[i].hash_next;
-			blocks_hash_in(&other, i);
-		}
-	b->node = NULL;
-	blocks_free(b);
-	*b = other;
+	free(b->ghosts.line);
+	b->ghosts = ghosts;
 	return true;
 }
 
 uint32_t blocks_find(const struct blocks *b, const struct kvp_key *key)
 {
-	uint32_t i = b->bucket[block_hash(key) & b->mask];
+	uint32_t i = *blocks_bucket(b, block_hash(b, key));
 
 	while (i && memcmp(&b->node[i].key, key, sizeof(*key)))
 		i = b->node[i].hash_next;
@@ -150,7 +197,7 @@ uint32_t blocks_find(const struct blocks *b, const struct kvp_key *key)
 
 void blocks_prefetch(const struct blocks *b, const struct kvp_key *key, bool soon)
 {
-	const uint32_t *bucket = &b->bucket[block_hash(key) & b->mask];
+	const uint32_t *bucket = blocks_bucket(b, block_hash(b, key));
 
 	if (soon && *bucket)
 		__builtin_prefetch(&b->node[*bucket]);
@@ -188,7 +235,7 @@ uint32_t blocks_get(struct blocks *b, const struct kvp_key *key)
 
 	if (i || !(i = blocks_new(b)))
 		return i;
-	ghost = ghost_take(&b->ghosts, block_hash(key));
+	ghost = ghost_take(&b->ghosts, block_hash(b, key));
 	b->node[i].key = *key;
 	b->node[i].uses = ghost_uses(ghost) & USES_MAX;
 	b->node[i].ring = (uint16_t)(ghost >> 11);
@@ -200,7 +247,7 @@ uint32_t blocks_get(struct blocks *b, const struct kvp_key *key)
 unsigned blocks_peek(const struct blocks *b, const struct kvp_key *key, uint8_t *class)
 {
 	unsigned at;
-	uint64_t ghost = ghost_peek(&b->ghosts, block_hash(key), &at);
+	uint64_t ghost = ghost_peek(&b->ghosts, block_hash(b, key), &at);
 
 	*class = ghost ? ghost_class(ghost) : learner_class(1, 0, POLICY_HINT_NONE);
 	return ghost_uses(ghost);
@@ -252,12 +299,12 @@ bool blocks_is_above(const struct blocks *b, uint32_t i, uint32_t below)
 void blocks_forget(struct blocks *b, uint32_t i)
 {
 	struct node *node = &b->node[i];
-	uint32_t *at = &b->bucket[block_hash(&node->key) & b->mask];
+	uint32_t *at = blocks_bucket(b, block_hash(b, &node->key));
 
 	blocks_unhang(b, i);
 	while (node->first_child)
 		blocks_unhang(b, node->first_child);
-	ghost_put(&b->ghosts, block_hash(&node->key), node);
+	ghost_put(&b->ghosts, block_hash(b, &node->key), node);
 	while (*at != i)
 		at = &b->node[*at].hash_next;
 	*at = node->hash_next;
@@ -268,6 +315,6 @@ void blocks_forget(struct blocks *b, uint32_t i)
 
 uint64_t blocks_bytes(const struct blocks *b)
 {
-	return (uint64_t)b->room * sizeof(*b->node) + (b->mask + 1) * sizeof(*b->bucket) +
+	return (uint64_t)b->room * sizeof(*b->node) + b->buckets_room * sizeof(*b->bucket) +
 	       b->ghosts.n_lines * sizeof(*b->ghosts.line);
 }

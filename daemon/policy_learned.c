@@ -1,9 +1,11 @@
 /*
  * policy_learned.c - the order in which blocks go: by class of use, age and hint; and the guard that lets it decide only where it is better
  *
- * Blocks of a set are in lists by class, used last first, and of one request its first block first.  What goes is the tail of one of these lists,
- * the one whose memory is worth least by the learner's tables, or a leaf below it.  While least recent use leads it is the oldest of the
- * tails; the lists stay as they are.  See kvpool_policy.h.
+ * Blocks of a set are in lists by class, used last first, and of one request its first block first.  One that comes in and is worth less than all
+ * that might go for it is in a list of its own, until it is used again: it had to come in, for its writer holds it, and is the first to go.
+ * Else what goes is the tail of one of these lists,
+ * the one whose memory is worth least by the learner's tables, or a leaf below it.  While it does not lead its caller goes by least recent use;
+ * the lists stay as they are.  See kvpool_policy.h.
  */
 #include "policy_parts.h"
 
@@ -18,15 +20,20 @@
 	(4.0 * (double)(capacity) + 20000) /* blocks asked for until the lead is forgotten to 1/e */
 #define CHILDREN_LOOKED_AT 8u
 #define CHILDREN_PASSED 4096u /* that are not in the set */
+#define TRIMMED 64u /* blocks a shadow that is too large lets go with a request */
+
+#define FIRST_TO_GO CLASSES /* the list behind those of the classes */
+#define LISTS (CLASSES + 1)
+#define REQUESTS ((1u << 30) - 1)
 
 struct set {
-	uint32_t head[CLASSES], tail[CLASSES];
-	uint32_t
-		tail_stamp[CLASSES]; /* of each tail: all are looked at for each that goes, and lie side by side here */
+	uint32_t head[LISTS], tail[LISTS];
+	uint32_t tail_stamp[LISTS]; /* of each tail: all are looked at for each that goes, and lie side by side here */
 	uint32_t last
-		[CLASSES]; /* by class: the deepest block of the last request that is in: what comes next goes behind it */
+		[LISTS]; /* by list: the deepest block of the last request that is in: what comes next goes behind it */
 	uint64_t some[2]; /* bits: lists that are not empty */
 	uint64_t n;
+	double went; /* worth of what went last, for what comes next; negative: one of the first to go, or nothing */
 	unsigned bit; /* which of node.in, node.link */
 	bool by_worth;
 	bool by_class; /* else one list */
@@ -41,6 +48,7 @@ struct learned {
 	uint32_t request, stamp; /* the last, and when */
 	uint32_t *chain; /* nodes of the last request */
 	uint64_t n_chain, room;
+	bool full; /* what is in had to make room */
 	double lead, variance; /* hits ahead of least recent use, decayed, and their squares */
 	uint64_t switches;
 };
@@ -54,7 +62,7 @@ static bool set_has(const struct set *set, const struct node *node)
 
 static unsigned set_list(const struct set *set, const struct node *node)
 {
-	return set->by_class ? node->class : 0;
+	return !set->by_class ? 0 : node->first >> set->bit & 1 ? FIRST_TO_GO : node->class;
 }
 
 static void set_unlink(struct learned *l, struct set *set, uint32_t i)
@@ -101,26 +109,14 @@ static void set_link(struct learned *l, struct set *set, uint32_t i, uint32_t be
 	set->some[list / 64] |= 1ull << list % 64;
 }
 
-static void set_add(struct learned *l, struct set *set, uint32_t i)
-{
-	struct node *me = &l->blocks.node[i];
-	uint32_t *last = &set->last[set_list(set, me)];
-
-	set_link(l, set, i, me->request == l->request ? *last : 0);
-	if (me->request == l->request)
-		*last = i;
-	me->in |= 1u << set->bit & 7;
-	set->n++;
-	if (me->parent && set->bit < TREES)
-		l->blocks.node[me->parent].children[set->bit]++;
-}
-
 static void set_take(struct learned *l, struct set *set, uint32_t i)
 {
 	struct node *me = &l->blocks.node[i];
 
 	set_unlink(l, set, i);
 	me->in &= (uint8_t) ~(1u << set->bit);
+	if (set->bit < TREES)
+		me->first &= (uint8_t) ~(1u << set->bit) & 3;
 	set->n--;
 	if (me->parent && set->bit < TREES)
 		l->blocks.node[me->parent].children[set->bit]--;
@@ -168,8 +164,8 @@ static uint32_t set_leaf(const struct learned *l, const struct set *set, uint32_
 	return i;
 }
 
-/* The tail that is worth least, none of the last request; 0: there is none. */
-static uint32_t set_least(const struct learned *l, const struct set *set, double now, double *worth)
+/* The tail of one of the first @n lists that is worth least, and but for the first to go none of the last request; 0: there is none. */
+static uint32_t set_least(const struct learned *l, const struct set *set, unsigned n, double now, double *worth)
 {
 	const struct node *node = l->blocks.node;
 	uint32_t best = 0;
@@ -181,6 +177,13 @@ static uint32_t set_least(const struct learned *l, const struct set *set, double
 			uint32_t i = set->tail[list], stamp = set->tail_stamp[list];
 			double this;
 
+			if (list >= n)
+				break;
+			if (list ==
+				FIRST_TO_GO) { /* of the last request too: what would hang below it is worth no more */
+				*worth = -1;
+				return i;
+			}
 			if (stamp == l->stamp) {
 				while (i && node[i].request == l->request)
 					i = node[i].link[set->bit].prev;
@@ -197,12 +200,46 @@ static uint32_t set_least(const struct learned *l, const struct set *set, double
 	return best;
 }
 
+/* Is it worth less than what went for it, or below one that is? */
+static bool set_is_first(const struct learned *l, struct set *set, uint32_t i, double now)
+{
+	const struct node *node = l->blocks.node, *me = &node[i];
+	double went = set->went;
+
+	set->went = -1;
+	if (!set->by_worth)
+		return false;
+	if (me->parent && set_has(set, &node[me->parent]) && node[me->parent].first >> set->bit & 1)
+		return true;
+	if (went < 0)
+		set_least(l, set, CLASSES, now, &went);
+	return went > l->learner.worth[me->class][0] && went < INFINITY;
+}
+
+/* @full: for it another one goes. */
+static void set_add(struct learned *l, struct set *set, uint32_t i, bool full, double now)
+{
+	struct node *me = &l->blocks.node[i];
+	uint32_t *last;
+
+	if (full && set_is_first(l, set, i, now))
+		me->first |= 1u << set->bit & 3;
+	last = &set->last[set_list(set, me)];
+	set_link(l, set, i, me->request == l->request ? *last : 0);
+	if (me->request == l->request)
+		*last = i;
+	me->in |= 1u << set->bit & 7;
+	set->n++;
+	if (me->parent && set->bit < TREES)
+		l->blocks.node[me->parent].children[set->bit]++;
+}
+
 /* ---- a request ---- */
 
 /* Nodes of the last request that came into no set. */
 static void learned_end_request(struct learned *l)
 {
-	l->request++;
+	l->request = l->request < REQUESTS ? l->request + 1 : 1; /* a new node is of none */
 	for (uint64_t k = l->n_chain; k > 0; k--)
 		if (!l->blocks.node[l->chain[k - 1]].in)
 			blocks_forget(&l->blocks, l->chain[k - 1]);
@@ -255,10 +292,12 @@ static void learned_touch(struct learned *l, uint32_t i, unsigned match, double 
 	for (unsigned s = 0; s < SETS; s++)
 		if (set_has(&l->set[s], node))
 			set_unlink(l, &l->set[s], i);
+	node->first = 0;
 	node->uses += node->uses < USES_MAX;
 	node->class = learner_class(node->uses, match, hint) & 127;
 	node->stamp = stamp_of(now);
-	node->ring = learner_touch(&l->learner, block_tag(&node->key), node->ring, (uint8_t)node->class, now);
+	node->ring =
+		learner_touch(&l->learner, block_tag(&l->blocks, &node->key), node->ring, (uint8_t)node->class, now);
 }
 
 /* Back into the lists. Return: how many of the leading ones are in. */
@@ -281,35 +320,41 @@ static uint64_t set_relink(struct learned *l, struct set *set)
 	return hits;
 }
 
-/* Room for one more of the last request. Return: false: what would go is worth more, or there is nothing. */
-static bool set_room(struct learned *l, struct set *set, uint32_t i, double now)
+/* What goes next: a leaf. 0: there is none. */
+static uint32_t set_victim(const struct learned *l, struct set *set, double now)
 {
-	double worth;
-	uint32_t least;
+	uint32_t least = set_least(l, set, LISTS, now, &set->went);
 
-	if (set->n < l->capacity)
-		return true;
-	least = set_least(l, set, now, &worth);
-	if (!least || (set->by_worth && worth > l->learner.worth[l->blocks.node[i].class][0]))
-		return false;
-	least = set_leaf(l, set, least, now);
-	if (!least)
-		return false;
-	set_take(l, set, least);
-	return true;
+	return least ? set_leaf(l, set, least, now) : 0;
+}
+
+/* Room for @n more. Return: false: there is nothing that might go. */
+static bool set_room(struct learned *l, struct set *set, uint64_t n, unsigned most, double now)
+{
+	for (; set->n + n > l->capacity && most; most--) {
+		uint32_t i = set_victim(l, set, now);
+
+		if (!i)
+			return false;
+		set_take(l, set, i);
+	}
+	return set->n + n <= l->capacity;
 }
 
 /* What a shadow would keep of the request. Return: what it had. */
 static uint64_t shadow_serve(struct learned *l, struct set *set, double now)
 {
 	uint64_t hits = set_relink(l, set);
+	bool full;
 
+	set_room(l, set, 0, TRIMMED, now); /* after the capacity became less */
 	for (uint64_t k = hits; k < l->n_chain; k++) {
 		if (set_has(set, &l->blocks.node[l->chain[k]]))
 			continue;
-		if (!set_room(l, set, l->chain[k], now))
+		full = set->n >= l->capacity;
+		if (full && (!set_room(l, set, 1, 1, now) || (k && !set_has(set, &l->blocks.node[l->chain[k - 1]]))))
 			break;
-		set_add(l, set, l->chain[k]);
+		set_add(l, set, l->chain[k], full, now);
 	}
 	return hits;
 }
@@ -354,35 +399,47 @@ int64_t learned_request(struct learned *l, const struct kvp_key *keys, uint64_t 
 
 /* ---- what is in ---- */
 
-bool learned_admits(struct learned *l, const struct kvp_key *key, double now)
+/* Into the set of what is in, below its parent. */
+static void learned_add(struct learned *l, uint32_t i, uint32_t parent, double now)
 {
-	const struct set *set = &l->set[SET_MEMORY];
-	uint32_t i = blocks_find(&l->blocks, key), least;
-	uint8_t class = 0;
-	double worth;
-
-	if (i)
-		class = l->blocks.node[i].class;
-	else
-		blocks_peek(&l->blocks, key, &class);
-	least = set_least(l, set, now, &worth);
-	return least && (!set->by_worth || worth <= l->learner.worth[class][0]);
+	if (!l->blocks.node[i].parent && parent && !blocks_is_above(&l->blocks, i, parent))
+		blocks_hang(&l->blocks, i, parent);
+	set_add(l, &l->set[SET_MEMORY], i, l->full, now);
 }
 
 int learned_insert(struct learned *l, const struct kvp_key *key, const struct kvp_key *parent, double now)
 {
-	struct set *set = &l->set[SET_MEMORY];
-	uint32_t i = blocks_get(&l->blocks, key);
+	uint32_t i = blocks_get(&l->blocks, key), above = parent ? blocks_find(&l->blocks, parent) : 0;
 
 	if (!i)
 		return -ENOMEM;
-	if (set_has(set, &l->blocks.node[i]))
+	if (set_has(&l->set[SET_MEMORY], &l->blocks.node[i]))
 		return 0;
-	if (!l->blocks.node[i].request)
-		learned_touch(l, i, 0, now, POLICY_HINT_NONE); /* nobody said that it was asked for */
-	if (!l->blocks.node[i].parent && parent && !blocks_is_above(&l->blocks, i, blocks_find(&l->blocks, parent)))
-		blocks_hang(&l->blocks, i, blocks_find(&l->blocks, parent));
-	set_add(l, set, i);
+	if (!l->blocks.node[i]
+			.request) { /* nobody said that it was asked for: what an engine wrote goes on from what it read */
+		unsigned class = above ? l->blocks.node[above].class : 0;
+
+		learned_touch(l, i, class / POLICY_HINTS % MATCH_CLASSES, now, class % POLICY_HINTS);
+	}
+	learned_add(l, i, above, now);
+	return 0;
+}
+
+int learned_adopt(struct learned *l, const struct kvp_key *key, const struct kvp_key *parent, double age_s, double now)
+{
+	uint32_t i = blocks_get(&l->blocks, key);
+	struct node *node = &l->blocks.node[i];
+
+	if (!i)
+		return -ENOMEM;
+	if (set_has(&l->set[SET_MEMORY], node))
+		return 0;
+	if (!node->uses) {
+		node->uses = 1;
+		node->class = learner_class(1, 0, POLICY_HINT_NONE) & 127;
+		node->stamp = stamp_of(now > age_s ? now - age_s : 0);
+	}
+	learned_add(l, i, parent ? blocks_find(&l->blocks, parent) : 0, now);
 	return 0;
 }
 
@@ -396,11 +453,9 @@ void learned_remove(struct learned *l, const struct kvp_key *key)
 
 bool learned_victim(struct learned *l, double now, struct kvp_key *key)
 {
-	double worth;
-	uint32_t i = set_least(l, &l->set[SET_MEMORY], now, &worth);
+	uint32_t i = set_victim(l, &l->set[SET_MEMORY], now);
 
-	if (i)
-		i = set_leaf(l, &l->set[SET_MEMORY], i, now);
+	l->full = true;
 	if (!i)
 		return false;
 	*key = l->blocks.node[i].key;
@@ -471,17 +526,17 @@ void learned_view(const struct learned *l, struct learned_view *view)
 
 /* ---- life ---- */
 
-struct learned *learned_new(uint64_t capacity, bool guarded)
+struct learned *learned_new(uint64_t capacity, bool guarded, uint64_t seed)
 {
 	struct learned *l = calloc(1, sizeof(*l));
 
-	if (!l || !blocks_init(&l->blocks, capacity)) {
+	if (!l || !blocks_init(&l->blocks, capacity, seed)) {
 		free(l);
 		return NULL;
 	}
 	l->capacity = capacity;
 	l->guarded = guarded;
-	l->request = 1; /* a new node is of none */
+	l->request = 1;
 	for (unsigned s = 0; s < SETS; s++) {
 		l->set[s].bit = s;
 		l->set[s].by_class = s != SET_LRU;
@@ -503,20 +558,12 @@ void learned_free(struct learned *l)
 
 bool learned_resize(struct learned *l, uint64_t capacity)
 {
-	if (capacity == l->capacity)
-		return true;
-	if (!blocks_resize(&l->blocks, capacity))
-		return false;
+	l->full = l->full && capacity <= l->capacity;
 	l->capacity = capacity;
-	for (unsigned s = SET_LEARNED; s < SETS; s++)
-		while (l->set[s].n > capacity) {
-			double worth;
-			uint32_t i = set_least(l, &l->set[s], 0, &worth);
+	return blocks_resize(&l->blocks, capacity);
+}
 
-			i = i ? set_leaf(l, &l->set[s], i, 0) : 0;
-			if (!i)
-				break;
-			set_take(l, &l->set[s], i);
-		}
-	return true;
+bool learned_leads(const struct learned *l)
+{
+	return l->set[SET_MEMORY].by_worth;
 }

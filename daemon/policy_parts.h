@@ -81,7 +81,8 @@ struct node {
 	} link[SETS];
 	uint32_t children[TREES]; /* how many of its children are in that set */
 	uint32_t stamp; /* of its last use */
-	uint32_t request; /* the last that named it */
+	uint32_t request : 30; /* the last that named it */
+	uint32_t first : TREES; /* bits: sets in which it is one of the first to go */
 	uint16_t ring; /* learner_touch()'s */
 	uint16_t uses : 6; /* at most USES_MAX */
 	uint16_t class : 7;
@@ -100,14 +101,16 @@ struct blocks {
 	struct node *node; /* from 1; 0 is none */
 	uint32_t n, room, n_used; /* handed out ever, there is memory for, in use */
 	uint32_t free; /* chain by hash_next */
-	uint32_t *bucket;
-	uint64_t mask;
+	uint32_t *bucket; /* a linear hash: one is split for each node that is too many */
+	uint64_t n_buckets, buckets_room;
+	uint64_t seed;
 	struct ghosts ghosts;
 };
 
-bool blocks_init(struct blocks *b, uint64_t capacity);
+bool blocks_init(struct blocks *b, uint64_t capacity, uint64_t seed);
 void blocks_free(struct blocks *b);
-/** blocks_resize() - Return: false: no memory, nothing changed. Ghosts are forgotten. */
+/** blocks_resize() - remember enough for so many blocks: where that is more than before, anew. Return: false: no memory, nothing
+ *  changed. */
 bool blocks_resize(struct blocks *b, uint64_t capacity);
 /** blocks_find() - Return: 0: not among them */
 uint32_t blocks_find(const struct blocks *b, const struct kvp_key *key);
@@ -123,7 +126,7 @@ void blocks_hang(struct blocks *b, uint32_t i, uint32_t parent);
 bool blocks_is_above(const struct blocks *b, uint32_t i, uint32_t below);
 /** blocks_prefetch() - it will be asked for: later, then soon */
 void blocks_prefetch(const struct blocks *b, const struct kvp_key *key, bool soon);
-uint32_t block_tag(const struct kvp_key *key);
+uint32_t block_tag(const struct blocks *b, const struct kvp_key *key);
 uint64_t blocks_bytes(const struct blocks *b);
 
 #endif

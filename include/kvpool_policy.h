@@ -57,14 +57,18 @@ struct learned;
 /**
  * learned_new() - a policy for so many blocks
  * @capacity: blocks it is to choose among, when full
- * @guarded:  by least recent use until the learned order has shown itself better, and again when it was worse (two shadows, of
- *            metadata only, run along)
+ * @guarded:  it leads (learned_leads()) once it has shown itself better than least recent use, and no more when it was worse (two
+ *            shadows, of metadata only, run along); else always
+ * @seed:     of the hash of keys, so that who chooses keys cannot choose them alike; 0: nobody chose them; of equal seeds come equal decisions
  * Return: NULL: no memory.
  */
-struct learned *learned_new(uint64_t capacity, bool guarded);
+struct learned *learned_new(uint64_t capacity, bool guarded, uint64_t seed);
 void learned_free(struct learned *l);
-/** learned_resize() - it chooses among more, or fewer, from now on. Return: false: no memory, it stays as it was. */
+/** learned_resize() - it chooses among more, or fewer, from now on; takes no longer than a request.  Return: false: no memory to
+ *  remember those of a larger one; all else is done. */
 bool learned_resize(struct learned *l, uint64_t capacity);
+/** learned_leads() - does its order decide?  Else what goes next is lru's to say. */
+bool learned_leads(const struct learned *l);
 
 /**
  * learned_request() - a request was looked up
@@ -73,13 +77,15 @@ bool learned_resize(struct learned *l, uint64_t capacity);
  * Return: how many of the leading ones are in; -ENOMEM.
  */
 int64_t learned_request(struct learned *l, const struct kvp_key *keys, uint64_t n, double now, enum policy_hint hint);
-/** learned_admits() - is it worth more than what would go for it? By the last request that named it. */
-bool learned_admits(struct learned *l, const struct kvp_key *key, double now);
-/** learned_insert() - it is in from now on. @parent: NULL: none. Return: 0; -ENOMEM. */
+/** learned_insert() - it is in from now on. @parent: NULL: none. One that no request named counts as one of its parent's.
+ *  Return: 0; -ENOMEM. */
 int learned_insert(struct learned *l, const struct kvp_key *key, const struct kvp_key *parent, double now);
+/** learned_adopt() - it was in before anything was learned: in, unused for @age_s, and nothing is learned of it. Return: likewise. */
+int learned_adopt(struct learned *l, const struct kvp_key *key, const struct kvp_key *parent, double age_s, double now);
 /** learned_remove() - it is in no more; that it was used is remembered for a while */
 void learned_remove(struct learned *l, const struct kvp_key *key);
-/** learned_victim() - what goes next: a leaf, and none of the last request. Stays in. Return: false: there is none. */
+/** learned_victim() - what goes next: a leaf; and none of the last request, but for what came in worth less than all that could go
+ *  for it. Stays in. Return: false: there is none. */
 bool learned_victim(struct learned *l, double now, struct kvp_key *key);
 /** learned_defer() - that one cannot go now, it is in use: others are named first */
 void learned_defer(struct learned *l, const struct kvp_key *key, double now);

@@ -71,7 +71,7 @@ static int tier_add(struct replay *replay, unsigned which, uint32_t i)
 	if (tier->learned)
 		r = learned_insert(tier->learned, &replay->trace->keys[i],
 			parent ? &replay->trace->keys[block->parent - 1] : NULL, replay->now);
-	if (!tier->learned && !block->n_children[which] && !lru_add(&tier->lru, &block->leaf[which]))
+	if (!block->n_children[which] && !lru_add(&tier->lru, &block->leaf[which]))
 		r = -ENOMEM;
 	return r;
 }
@@ -87,20 +87,19 @@ static void tier_drop(struct replay *replay, unsigned which, uint32_t i)
 	lru_remove(&tier->lru, &block->leaf[which]);
 	if (tier->learned)
 		learned_remove(tier->learned, &replay->trace->keys[i]);
-	if (parent && !--parent->n_children[which] && parent->in[which] && !tier->learned)
+	if (parent && !--parent->n_children[which] && parent->in[which])
 		lru_add(&tier->lru, &parent->leaf[which]); /* it was in: there is room */
 }
 
-/* What goes next for block @coming. Return: false: nothing that is worth less. */
-static bool tier_victim(struct replay *replay, unsigned which, uint32_t coming, uint32_t *victim)
+/* What goes next. Return: false: there is nothing but what was just asked for. */
+static bool tier_victim(struct replay *replay, unsigned which, uint32_t *victim)
 {
 	struct replay_tier *tier = &replay->tier[which];
 	struct lru_leaf *leaf = lru_first(&tier->lru);
 	struct kvp_key key;
 
-	if (tier->learned) {
-		if ((which == MEMORY && !learned_admits(tier->learned, &replay->trace->keys[coming], replay->now)) ||
-			!learned_victim(tier->learned, replay->now, &key))
+	if (tier->learned && learned_leads(tier->learned)) {
+		if (!learned_victim(tier->learned, replay->now, &key))
 			return false;
 		*victim = replay_find(replay, &key);
 		return true;
@@ -133,7 +132,7 @@ static int store_offer(struct replay *replay, uint32_t i)
 	if (!admission_offer(&replay->admission, block->n_children[STORE], uses, chance))
 		return 0;
 	if (store->n >= store->room) {
-		if (!tier_victim(replay, STORE, i, &victim))
+		if (!tier_victim(replay, STORE, &victim))
 			return 0;
 		if (store->learned)
 			admission_lost(&replay->admission,
@@ -147,14 +146,14 @@ static int store_offer(struct replay *replay, uint32_t i)
 }
 
 /* Return: 1: there is room; 0: there is none for it; -ENOMEM. */
-static int memory_room(struct replay *replay, uint32_t coming)
+static int memory_room(struct replay *replay)
 {
 	uint32_t victim;
 	int r;
 
 	if (replay->tier[MEMORY].n < replay->tier[MEMORY].room)
 		return 1;
-	if (!replay->tier[MEMORY].room || !tier_victim(replay, MEMORY, coming, &victim))
+	if (!replay->tier[MEMORY].room || !tier_victim(replay, MEMORY, &victim))
 		return 0;
 	r = store_offer(replay, victim);
 	if (r < 0)
@@ -203,7 +202,10 @@ static int request_publish(struct replay *replay, const uint32_t *numbers, uint3
 		block->parent = k ? numbers[k - 1] + 1 : 0;
 		if (block->in[MEMORY])
 			continue;
-		r = room ? memory_room(replay, numbers[k]) : 0;
+		r = room ? memory_room(replay) : 0;
+		if (r > 0 && k && !replay->blocks[numbers[k - 1]].in[MEMORY] &&
+			!replay->blocks[numbers[k - 1]].in[STORE])
+			r = 0; /* for it went what it would hang below: the daemon takes no block without its parent */
 		if (r == 0 && room) {
 			room = false;
 			replay->result->refused += n - k;
@@ -322,7 +324,7 @@ static int replay_init(struct replay *replay)
 	replay->numbers = calloc(longest, sizeof(*replay->numbers));
 	if (options->policy != REPLAY_LRU)
 		replay->tier[chooses].learned =
-			learned_new(replay->tier[chooses].room, options->policy == REPLAY_LEARNED);
+			learned_new(replay->tier[chooses].room, options->policy == REPLAY_LEARNED, 0);
 	if (!replay->blocks || !replay->table || !replay->keys || !replay->numbers ||
 		(options->policy != REPLAY_LRU && !replay->tier[chooses].learned))
 		return -ENOMEM;
