@@ -671,6 +671,7 @@ static bool block_move_to(struct entry *e, const struct slab *away_from, unsigne
 		block_free(ns, to);
 		return false;
 	}
+	ns->moving = true;
 	ns_entry_set_cold_only(e);
 	index_remove(&index, &e->key, from);
 	if (e->cold) {
@@ -678,6 +679,7 @@ static bool block_move_to(struct entry *e, const struct slab *away_from, unsigne
 		gauge_add(&ns->row->counters.cold, 1);
 	}
 	block_make_hot(e, to, e->bytes, e->used_tokens);
+	ns->moving = false;
 	e->stamp = (uint32_t)stamp;
 	policy_touch(ns, e);
 	block_free(ns, from);

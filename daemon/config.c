@@ -66,6 +66,10 @@ static const struct option_row options[] = {
 		"directory for the namespaces' own files, where all spill stores are block devices"},
 	{"spill-write-budget", OPTION_SIZE, AT(spill_write_budget), 0, 1ull << 50, "SIZE",
 		"bytes eviction may write to the spill store a day (UTC), then it drops; 0: no limit"},
+	{"spill-admit", OPTION_TEXT, AT(spill_admit), 1, ROOM(spill_admit), "all|reused|chance",
+		"what eviction writes of namespaces with a learned policy: all (default), what was used twice, or what has the best chance of use"},
+	{"spill-admit-percent", OPTION_NUMBER, AT(spill_admit_percent), 1, 100, "PERCENT",
+		"chance: so much of what is offered"},
 	{"spill-depth", OPTION_NUMBER, AT(spill_depth), 1, 256, "N", "reads and writes of the spill store at once"},
 	{"spill-scrub", OPTION_SIZE, AT(spill_scrub), 0, 1ull << 40, "SIZE",
 		"bytes a second of the spill store read again to find damage; 0: none"},
@@ -107,6 +111,8 @@ static const struct option_row options[] = {
 		"a grant not published by then is withdrawn"},
 	{"read-ahead", OPTION_NUMBER, AT(read_ahead), 0, 1024, "N",
 		"cold blocks read along a chain that is being read, into free room only"},
+	{"policy", OPTION_TEXT, AT(policy), 1, ROOM(policy), "lru|learned",
+		"what stays, of namespaces made from now on: what was used last (default), or by a learned order"},
 	{"free-percent", OPTION_NUMBER, AT(free_percent), 0, 50, "N", "free blocks kept ready ahead of need"},
 };
 #define N_OPTIONS (sizeof(options) / sizeof(options[0]))
@@ -121,6 +127,9 @@ void config_defaults(struct config *config)
 	strcpy(config->pages_short, "refuse");
 	strcpy(config->io, "auto");
 	strcpy(config->spill_compress, "auto");
+	strcpy(config->policy, "lru");
+	strcpy(config->spill_admit, "all");
+	config->spill_admit_percent = 25;
 	strcpy(config->log_level, "info");
 	config->socket_mode = 0666;
 	config->pool_bytes = 1024ull * MIB;
@@ -951,6 +960,15 @@ int config_check(struct config *config, char message[256])
 		snprintf(message, 256, "spill-compress = \"%.7s\": none, zstd or auto", config->spill_compress);
 		return -EINVAL;
 	}
+	if (strcmp(config->spill_admit, "all") && strcmp(config->spill_admit, "reused") &&
+		strcmp(config->spill_admit, "chance")) {
+		snprintf(message, 256, "spill-admit = \"%.7s\": all, reused or chance", config->spill_admit);
+		return -EINVAL;
+	}
+	if (strcmp(config->policy, "lru") && strcmp(config->policy, "learned")) {
+		snprintf(message, 256, "policy = \"%.7s\": lru or learned", config->policy);
+		return -EINVAL;
+	}
 	if (strcmp(config->log_level, "err") && strcmp(config->log_level, "warn") &&
 		strcmp(config->log_level, "info") && strcmp(config->log_level, "debug")) {
 		snprintf(message, 256, "log-level = \"%.15s\": err, warn, info or debug", config->log_level);
@@ -966,7 +984,8 @@ static bool option_is_live(const struct option_row *row)
 	       !strcmp(row->name, "uid-max-transit") || !strcmp(row->name, "uid-max-memory") ||
 	       !strcmp(row->name, "namespace-min") || !strcmp(row->name, "namespace-max") ||
 	       !strcmp(row->name, "spill-write-budget") || !strcmp(row->name, "spill-compress") ||
-	       !strcmp(row->name, "spill-scrub") || !strcmp(row->name, "log-level");
+	       !strcmp(row->name, "policy") || !strcmp(row->name, "spill-admit") || !strcmp(row->name, "spill-scrub") ||
+	       !strcmp(row->name, "log-level");
 }
 
 static size_t option_room(const struct option_row *row)

@@ -65,6 +65,8 @@ struct config {
 		[256]; /* where the namespaces' own files lie, beside the stores' directories; "": only there */
 	bool stores_from_file; /* the first flag begins the list anew */
 	uint64_t spill_write_budget; /* bytes a day for evictions; 0: no limit */
+	char spill_admit[8]; /* all, reused, chance: what evictions of learned namespaces write */
+	uint32_t spill_admit_percent; /* chance: of what is offered */
 	uint32_t spill_depth; /* transfers at once */
 	char spill_compress[8]; /* none, zstd, auto: of namespaces that were not made to be either */
 	uint64_t spill_scrub; /* bytes a second read again to find damage; 0: none */
@@ -90,6 +92,7 @@ struct config {
 	uint32_t grant_limit_ms;
 	uint32_t read_ahead; /* blocks read along a chain before they are asked for */
 	uint64_t namespace_min; /* bytes of memory that no other namespace takes from one in use */
+	char policy[8]; /* of namespaces made from now on: lru, learned */
 	uint32_t free_percent; /* free slots kept ready by evicting ahead of need */
 	uint32_t line_of
 		[CONFIG_OPTIONS_MAX]; /* of the file, in which config.c's option i is set last; 0: it is not set there */

@@ -55,6 +55,9 @@ struct daemon {
 	uint64_t collects; /* id of the one for which spare slabs are gathered; 0: none */
 	uint64_t collects_until_ns;
 
+	/* policy.c */
+	uint64_t policy_seed; /* of the hashes of keys in learned orders */
+
 	/* session.c */
 	struct session *sessions; /* list */
 	unsigned n_sessions;

@@ -209,6 +209,7 @@ static int daemon_start(struct daemon *d, char message[256])
 	if (d->pool.found && atomic_load(&d->pool.before.state) != KVP_DAEMON_STOPPED)
 		crash_tell_last(d->pool.header, d->pool.before.daemon_pid);
 	daemon_tell_rest(&d->pool, &d->config);
+	randombytes_buf(&d->policy_seed, sizeof(d->policy_seed));
 	atomic_store(&d->pool.header->tick, (uint32_t)(loop_now() / BEAT_NS));
 	d->old_io = d->pool.found && pool_old_io(&d->pool);
 	if ((r = slab_start(d, message)) < 0 || (r = ns_start(d, message)) < 0 || (r = session_start(d, message)) < 0)

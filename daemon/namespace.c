@@ -100,6 +100,7 @@ static void ns_free(struct ns *ns)
 		munmap(ns->head, ns->head->object_bytes);
 	if (ns->fd >= 0)
 		close(ns->fd);
+	policy_end(ns);
 	lru_free(&ns->heap);
 	lru_free(&ns->far_heap);
 	free(ns->ghosts);
@@ -203,6 +204,7 @@ int ns_make(struct daemon *d, const struct ns_birth *birth, struct ns **out, cha
 	ns_row_fill(ns);
 	pool_stats_end(&d->pool);
 	ns_list_add(d, ns);
+	policy_begin(ns);
 	*out = ns;
 	return 0;
 }
@@ -364,6 +366,8 @@ static int ns_create(struct daemon *d, struct session *session, const struct kvp
 		      (KVP_NS_COPIED | KVP_NS_IN_PLACE | KVP_NS_SPILL_ZSTD | KVP_NS_SPILL_PLAIN | KVP_NS_LAYERS);
 	if (!(birth.flags & (KVP_NS_COPIED | KVP_NS_IN_PLACE)))
 		birth.flags |= birth.mode & 022 ? KVP_NS_COPIED : KVP_NS_IN_PLACE;
+	if (!strcmp(d->config.policy, "learned"))
+		birth.flags |= KVP_NS_LEARNED;
 	birth.cost_ns_per_token = join->cost_ns_per_token;
 	memcpy(birth.name, join->name, sizeof(birth.name));
 	if (join->base_id) {
@@ -664,6 +668,7 @@ static struct ns *ns_adopt(struct daemon *d, struct kvp_ns_row *row)
 	ns_header_renew(ns->head);
 	ns_map_parts(ns);
 	ns_list_add(d, ns);
+	policy_begin(ns);
 	return ns;
 }
 

@@ -100,6 +100,12 @@ struct ns {
 	uint8_t *indexed; /* at a start: a bit for each slot whose hint was found good */
 	struct policy_use use;
 	struct lru heap, far_heap; /* candidates for leaving their node: those elsewhere, those on far nodes */
+	struct learned *learned; /* policy.c's, as what follows; NULL: by least recent use */
+	uint64_t learned_ticks; /* its time, that never goes back */
+	uint32_t learned_tick; /* up to which that was counted */
+	unsigned adopting; /* rounds left over what was hot before it: in, then below their parents */
+	uint64_t adopt_at; /* the next bucket */
+	bool moving; /* a block goes from one slot to another: to the policy nothing happens */
 	uint64_t n_slots, n_free;
 	uint64_t n_free_far; /* of n_free: on far nodes */
 	bool near_stuck; /* all near memory is in use: grants come from the far nodes too */
@@ -205,6 +211,8 @@ bool ns_entry_link(struct entry *e);
 /** ns_entry_set_hot(), ns_entry_set_cold_only() - keep the parent's count and the candidates in step */
 void ns_entry_set_hot(struct entry *e, uint64_t slot);
 void ns_entry_set_cold_only(struct entry *e);
+/** ns_entry_each() - call it for those in @n buckets from *@at on; likewise, while serving. Return: there are more. */
+bool ns_entry_each(struct ns *ns, uint64_t *at, uint64_t n, void (*each)(struct entry *e));
 /** ns_entry_settle() - a transfer of its bytes has ended: it may be a candidate again */
 void ns_entry_settle(struct entry *e);
 /** ns_entry_drop() - neither hot nor cold any more: it goes, and what hangs below it and is only cold. Hot blocks below

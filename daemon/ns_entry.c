@@ -257,10 +257,21 @@ void ns_entry_set_hot(struct entry *e, uint64_t slot)
 	parent_count(e, 1);
 	if (entry_may_go(e))
 		policy_add(e->ns, e);
+	policy_came(e);
+}
+
+bool ns_entry_each(struct ns *ns, uint64_t *at, uint64_t n, void (*each)(struct entry *e))
+{
+	/* the table grows by splitting: what moves meanwhile moves to a bucket behind */
+	for (; n && *at < ns->entries.n_buckets; n--, (*at)++)
+		for (struct entry *e = ns->entries.buckets[*at]; e; e = e->hash_next)
+			each(e);
+	return *at < ns->entries.n_buckets;
 }
 
 void ns_entry_set_cold_only(struct entry *e)
 {
+	policy_went(e);
 	policy_remove(e->ns, e);
 	e->slot = NO_SLOT;
 	parent_count(e, -1);

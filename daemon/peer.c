@@ -24,6 +24,7 @@
 #include "kvpool_desc.h"
 #include "log.h"
 #include "namespace.h"
+#include "policy.h"
 #include "resize.h"
 #include "session.h"
 #include "shm.h"
@@ -325,7 +326,7 @@ static void on_hello(struct peer *peer, const struct kvp_msg *msg, const void *b
 		.heartbeat_ms = peer->d->config.heartbeat_ms,
 		.hold_limit_ms = peer->d->config.hold_limit_ms,
 		.grant_limit_ms = peer->d->config.grant_limit_ms,
-		.can = KVP_CAN_LONGER | KVP_CAN_DEADLINE};
+		.can = KVP_CAN_LONGER | KVP_CAN_DEADLINE | KVP_CAN_REQUEST};
 	struct pool *pool = &peer->d->pool;
 	struct session *s;
 	char reason[256] = "";
@@ -580,6 +581,21 @@ static void on_lookup(struct peer *peer, const struct kvp_msg *msg, struct membe
 	peer_answer(peer, msg->type, msg->id, 0, found, batch.n * sizeof(found[0]), NULL, 0);
 }
 
+static void on_request(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
+{
+	static struct kvp_key keys[KVP_WIRE_REQUEST_MAX];
+	struct kvp_wire_batch batch;
+
+	memcpy(&batch, body, sizeof(batch));
+	if (!body_fits(n, sizeof(batch), batch.n, sizeof(keys[0]), KVP_WIRE_REQUEST_MAX)) {
+		peer_close(peer, "its REQUEST has the wrong length");
+		return;
+	}
+	memcpy(keys, (const char *)body + sizeof(batch), batch.n * sizeof(keys[0]));
+	policy_request(member->ns, keys, batch.n, batch.flags);
+	peer_answer(peer, msg->type, msg->id, 0, NULL, 0, NULL, 0);
+}
+
 static void on_restore(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
 {
 	static struct kvp_key keys[KVP_WIRE_BATCH_MAX];
@@ -744,6 +760,8 @@ static void admin_log(const struct peer *peer, uint16_t type, const struct kvp_w
 		snprintf(what, sizeof(what), "drain of the pool to its store");
 	else if (type == KVP_MSG_STORE_DROP)
 		snprintf(what, sizeof(what), "store drop of %s: what the store holds of it is forgotten", of);
+	else if (type == KVP_MSG_NS_POLICY)
+		snprintf(what, sizeof(what), "policy of %s: %s", of, admin->n ? "learned" : "lru");
 	else if (type == KVP_MSG_STORE_SCRUB)
 		snprintf(what, sizeof(what), "scrub of the store");
 	else if (type == KVP_MSG_EVICT && admin->n == UINT64_MAX)
@@ -751,6 +769,32 @@ static void admin_log(const struct peer *peer, uint16_t type, const struct kvp_w
 	else if (type == KVP_MSG_EVICT)
 		snprintf(what, sizeof(what), "evict of %" PRIu64 " blocks of %s", admin->n, of);
 	log_info("asked for by uid %u, pid %d: %s", (unsigned)peer->uid, (int)peer->pid, what);
+}
+
+/* Kept in the namespace's header and, where there is one, beside the store. */
+static void admin_policy(struct peer *peer, const struct kvp_msg *msg, const struct kvp_wire_admin *admin)
+{
+	struct ns *ns = ns_find(peer->d, admin->ns_id);
+	struct kvp_wire_admin_done done = {0};
+	int r = 0;
+
+	if (!ns || admin->n > 1) {
+		peer_refuse(peer, msg->type, msg->id, ns ? KVP_EINVAL : KVP_ENOENT,
+			ns ? "policy %" PRIu64 " is unknown to this kvpoold" : "there is no namespace %016" PRIx64,
+			ns ? admin->n : admin->ns_id);
+		return;
+	}
+	done.n_done = !(ns->head->flags & KVP_NS_LEARNED) != !admin->n;
+	if (done.n_done)
+		r = policy_choose(ns, admin->n);
+	if (r < 0) {
+		peer_refuse(
+			peer, msg->type, msg->id, KVP_ENOMEM, "namespace %s: no memory for its policy", ns->head->name);
+		return;
+	}
+	if (done.n_done && peer->d->config.n_stores)
+		ns_file_save(ns);
+	peer_answer(peer, msg->type, msg->id, 0, &done, sizeof(done), NULL, 0);
 }
 
 static void on_admin(struct peer *peer, const struct kvp_msg *msg, const void *body, size_t n)
@@ -786,6 +830,9 @@ static void on_admin(struct peer *peer, const struct kvp_msg *msg, const void *b
 		return;
 	case KVP_MSG_STORE_DROP:
 		tier_store_drop(peer->d, peer, msg->id, admin.ns_id, admin.deadline_ns);
+		return;
+	case KVP_MSG_NS_POLICY:
+		admin_policy(peer, msg, &admin);
 		return;
 	case KVP_MSG_STORE_SCRUB:
 		tier_store_scrub(peer->d, peer, msg->id, admin.n);
@@ -838,6 +885,9 @@ static void on_ns_message(struct peer *peer, const struct kvp_msg *msg, const vo
 	case KVP_MSG_RESTORE:
 		on_restore(peer, msg, member, body, n);
 		return;
+	case KVP_MSG_REQUEST:
+		on_request(peer, msg, member, body, n);
+		return;
 	case KVP_MSG_EVENTS:
 		on_events(peer, msg, member);
 		return;
@@ -886,6 +936,7 @@ void peer_message(struct peer *peer, const void *packet, size_t bytes)
 	case KVP_MSG_RESIZE:
 	case KVP_MSG_STORE_DROP:
 	case KVP_MSG_STORE_SCRUB:
+	case KVP_MSG_NS_POLICY:
 		on_admin(peer, &msg, body, n);
 		return;
 	default:
@@ -919,6 +970,7 @@ void peer_message(struct peer *peer, const void *packet, size_t bytes)
 	case KVP_MSG_DELETE:
 	case KVP_MSG_CLEAR:
 	case KVP_MSG_USAGE:
+	case KVP_MSG_REQUEST:
 		on_ns_message(peer, &msg, body, n);
 		return;
 	default:

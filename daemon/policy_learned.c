@@ -19,6 +19,7 @@
 #define LEAD_MEMORY(capacity) \
 	(4.0 * (double)(capacity) + 20000) /* blocks asked for until the lead is forgotten to 1/e */
 #define CHILDREN_LOOKED_AT 8u
+#define FIRST_LOOKS 8u /* of the first to go that may be in use, then others are named */
 #define CHILDREN_PASSED 4096u /* that are not in the set */
 #define TRIMMED 64u /* blocks a shadow that is too large lets go with a request */
 
@@ -49,6 +50,7 @@ struct learned {
 	uint32_t *chain; /* nodes of the last request */
 	uint64_t n_chain, room;
 	bool full; /* what is in had to make room */
+	unsigned deferred; /* of the first to go, since the last request */
 	double lead, variance; /* hits ahead of least recent use, decayed, and their squares */
 	uint64_t switches;
 };
@@ -244,6 +246,7 @@ static void learned_end_request(struct learned *l)
 		if (!l->blocks.node[l->chain[k - 1]].in)
 			blocks_forget(&l->blocks, l->chain[k - 1]);
 	l->n_chain = 0;
+	l->deferred = 0;
 	for (unsigned s = 0; s < SETS; s++)
 		memset(l->set[s].last, 0, sizeof(l->set[s].last));
 }
@@ -321,9 +324,9 @@ static uint64_t set_relink(struct learned *l, struct set *set)
 }
 
 /* What goes next: a leaf. 0: there is none. */
-static uint32_t set_victim(const struct learned *l, struct set *set, double now)
+static uint32_t set_victim(const struct learned *l, struct set *set, unsigned lists, double now)
 {
-	uint32_t least = set_least(l, set, LISTS, now, &set->went);
+	uint32_t least = set_least(l, set, lists, now, &set->went);
 
 	return least ? set_leaf(l, set, least, now) : 0;
 }
@@ -332,7 +335,7 @@ static uint32_t set_victim(const struct learned *l, struct set *set, double now)
 static bool set_room(struct learned *l, struct set *set, uint64_t n, unsigned most, double now)
 {
 	for (; set->n + n > l->capacity && most; most--) {
-		uint32_t i = set_victim(l, set, now);
+		uint32_t i = set_victim(l, set, LISTS, now);
 
 		if (!i)
 			return false;
@@ -399,11 +402,16 @@ int64_t learned_request(struct learned *l, const struct kvp_key *keys, uint64_t 
 
 /* ---- what is in ---- */
 
-/* Into the set of what is in, below its parent. */
-static void learned_add(struct learned *l, uint32_t i, uint32_t parent, double now)
+static void learned_hang(struct learned *l, uint32_t i, uint32_t parent)
 {
 	if (!l->blocks.node[i].parent && parent && !blocks_is_above(&l->blocks, i, parent))
 		blocks_hang(&l->blocks, i, parent);
+}
+
+/* Into the set of what is in, below its parent. */
+static void learned_add(struct learned *l, uint32_t i, uint32_t parent, double now)
+{
+	learned_hang(l, i, parent);
 	set_add(l, &l->set[SET_MEMORY], i, l->full, now);
 }
 
@@ -419,7 +427,11 @@ int learned_insert(struct learned *l, const struct kvp_key *key, const struct kv
 			.request) { /* nobody said that it was asked for: what an engine wrote goes on from what it read */
 		unsigned class = above ? l->blocks.node[above].class : 0;
 
-		learned_touch(l, i, class / POLICY_HINTS % MATCH_CLASSES, now, class % POLICY_HINTS);
+		if (!l->blocks.node[i].uses)
+			learned_touch(l, i, class / POLICY_HINTS % MATCH_CLASSES, now, class % POLICY_HINTS);
+		else
+			l->blocks.node[i].stamp =
+				stamp_of(now); /* it comes late for its request, or back from a store */
 	}
 	learned_add(l, i, above, now);
 	return 0;
@@ -432,8 +444,10 @@ int learned_adopt(struct learned *l, const struct kvp_key *key, const struct kvp
 
 	if (!i)
 		return -ENOMEM;
-	if (set_has(&l->set[SET_MEMORY], node))
+	if (set_has(&l->set[SET_MEMORY], node)) {
+		learned_hang(l, i, parent ? blocks_find(&l->blocks, parent) : 0); /* it may have come since */
 		return 0;
+	}
 	if (!node->uses) {
 		node->uses = 1;
 		node->class = learner_class(1, 0, POLICY_HINT_NONE) & 127;
@@ -453,7 +467,7 @@ void learned_remove(struct learned *l, const struct kvp_key *key)
 
 bool learned_victim(struct learned *l, double now, struct kvp_key *key)
 {
-	uint32_t i = set_victim(l, &l->set[SET_MEMORY], now);
+	uint32_t i = set_victim(l, &l->set[SET_MEMORY], l->deferred < FIRST_LOOKS ? LISTS : CLASSES, now);
 
 	l->full = true;
 	if (!i)
@@ -468,6 +482,7 @@ void learned_defer(struct learned *l, const struct kvp_key *key, double now)
 
 	if (!i || !set_has(&l->set[SET_MEMORY], &l->blocks.node[i]))
 		return;
+	l->deferred += set_list(&l->set[SET_MEMORY], &l->blocks.node[i]) == FIRST_TO_GO;
 	set_unlink(l, &l->set[SET_MEMORY], i);
 	l->blocks.node[i].stamp = stamp_of(now);
 	set_link(l, &l->set[SET_MEMORY], i, 0);

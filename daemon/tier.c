@@ -23,10 +23,16 @@
 #include "spill_set.h"
 #include "tier_parts.h"
 
+#define CHILDREN_LOOKED_AT 64
 #define PROGRESS_NS 5000000000ull /* between lines that tell how far the start is */
 #define LINK_BUCKETS 16384 /* of keys, linked in a tick: some milliseconds */
 
 /* ---- writes ---- */
+
+double tier_read_ns(const struct daemon *d, uint64_t bytes)
+{
+	return d->tier ? d->tier->read_ns_per_byte * (double)bytes : 0;
+}
 
 bool tier_on(const struct daemon *d)
 {
@@ -115,10 +121,44 @@ static uint64_t tier_written_today(struct tier *tier)
 	return atomic_load(&c->spill_day_bytes);
 }
 
+/* Does something hang below it in the store, that nobody could find without it? Of very many nobody asks. */
+static bool entry_is_needed(const struct entry *e)
+{
+	unsigned looked = 0;
+
+	for (const struct entry *child = e->first_child; child; child = child->next_sibling)
+		if (child->cold || ++looked == CHILDREN_LOOKED_AT)
+			return true;
+	return false;
+}
+
+/* A namespace that goes by least recent use knows nothing of uses: all of it is written. */
+static bool tier_admits(const struct entry *e)
+{
+	const struct config *config = &e->ns->d->config;
+	struct admission *a = &e->ns->d->tier->admission;
+	enum admission_kind kind = !strcmp(config->spill_admit, "reused")   ? ADMIT_REUSED
+				   : !strcmp(config->spill_admit, "chance") ? ADMIT_CHANCE
+									    : ADMIT_ALL;
+	double budget = config->spill_admit_percent / 100.0;
+
+	if (kind == ADMIT_ALL || !e->ns->learned)
+		return true;
+	if (!a->horizon_s || a->kind != kind)
+		admission_init(a, kind, budget);
+	a->budget = budget;
+	return admission_offer(a, entry_is_needed(e), policy_uses(e->ns, e),
+		kind == ADMIT_CHANCE ? policy_chance(e->ns, e, a->horizon_s) : 0);
+}
+
 bool tier_may_write(const struct entry *e)
 {
 	struct daemon *d = e->ns->d;
 
+	if (!tier_admits(e)) {
+		gauge_add(&d->pool.stats->counters.spill_not_admitted, 1);
+		return false;
+	}
 	if (!d->config.spill_write_budget || tier_written_today(d->tier) + e->bytes <= d->config.spill_write_budget)
 		return true;
 	gauge_add(&d->pool.stats->counters.spill_over_budget, 1);
@@ -168,6 +208,9 @@ void tier_gone(void *owner, void *cookie)
 		return;
 	}
 	gauge_add(&e->ns->row->counters.cold, -1);
+	if (e->ns->d->tier->admission.horizon_s && e->stamp) /* for how long blocks stay */
+		admission_lost(
+			&e->ns->d->tier->admission, (double)(daemon_tick(e->ns->d) - e->stamp) * KVP_TICK_MS / 1e3);
 	if (e->io != ENTRY_IDLE)
 		return; /* whoever works on it sees that it has no place any more */
 	ns_ghost_add(
@@ -532,6 +575,7 @@ void tier_tick(struct daemon *d)
 		policy_learn(&ns->use,
 			atomic_load(&ns->row->counters.hits_ram) + atomic_load(&ns->row->counters.hits_spill),
 			atomic_load(&ns->row->counters.stored), loop_now());
+		policy_tick(ns);
 		tier_serve(ns);
 	}
 	drain_step(d->tier);

@@ -15,6 +15,8 @@ struct tier;
 int tier_start(struct daemon *d, char message[256]);
 void tier_stop(struct daemon *d);
 
+/** tier_read_ns() - for how long a block of so many bytes is read, as measured; 0: not known */
+double tier_read_ns(const struct daemon *d, uint64_t bytes);
 /** tier_on() - is there a store that takes writes now? */
 bool tier_on(const struct daemon *d);
 

@@ -93,6 +93,7 @@ struct tier {
 	struct loop_timer evict_timer, drop_timer; /* the next piece */
 	uint64_t n_nobodys; /* records found of no namespace there is */
 	uint64_t too_long; /* longest block the store could not take, as far as was said */
+	struct admission admission; /* of learned namespaces, as spill-admit says */
 	struct spill_stats told; /* what of the store's numbers is in the counters already */
 	uint64_t reading_bytes; /* being read, or queued for it */
 	uint64_t read_event_ns; /* last time a read ended, or the first of many began */
@@ -102,7 +103,7 @@ struct tier {
 /* ---- tier.c ---- */
 
 struct spill_record entry_record(const struct entry *e);
-/** tier_may_write() - may this victim be written, as far as the day's budget goes? */
+/** tier_may_write() - may this victim be written, by spill-admit and as far as the day's budget goes? */
 bool tier_may_write(const struct entry *e);
 /** tier_write() - start writing a victim's cold copy. Return: 0; -EAGAIN: later; other -errno: it cannot be written. */
 int tier_write(struct entry *e);

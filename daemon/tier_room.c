@@ -38,16 +38,30 @@ static uint64_t tier_coming(const struct ns *ns)
 	return ns->n_writing && !tier_is_slow(ns) ? ns->n_writing : 0;
 }
 
-/* Evict, or start to write, the oldest candidates, until @want slots are free or coming. Return: 1; 0: they never will be,
+enum order { ORDER_NEAR, ORDER_FAR, ORDER_LEARNED };
+
+static struct entry *tier_first(struct ns *ns, enum order order)
+{
+	switch (order) {
+	case ORDER_LEARNED:
+		return policy_first_learned(ns);
+	case ORDER_FAR:
+		return policy_first_far(ns);
+	default:
+		return policy_first_near(ns);
+	}
+}
+
+/* Evict, or start to write, what goes first in this order, until @want slots are free or coming. Return: 1; 0: they never will be,
    the rest is in use; -EAGAIN: the store takes no more writes now; -EINTR: so many looks did not do it. */
-static int tier_evict_from(struct ns *ns, bool far, uint64_t want, unsigned looks_max)
+static int tier_evict_from(struct ns *ns, enum order order, uint64_t want, unsigned looks_max)
 {
 	struct daemon *d = ns->d;
 	struct entry *first_held = NULL;
 	bool spill = tier_on(d);
 
 	for (unsigned looks = 0; looks < looks_max && ns->n_free + tier_coming(ns) < want; looks++) {
-		struct entry *e = far ? policy_first_far(ns) : policy_first_near(ns);
+		struct entry *e = tier_first(ns, order);
 		uint32_t place, index, stamp;
 
 		if (!e || e == first_held)
@@ -58,14 +72,18 @@ static int tier_evict_from(struct ns *ns, bool far, uint64_t want, unsigned look
 		if (session_pins(d, place, index, &stamp) || block_is_held(e) || e->n_hot_children) {
 			if (!first_held)
 				first_held = e;
-			e->stamp = daemon_tick(d);
-			policy_touch(ns, e);
+			policy_defer(ns, e);
 			continue;
 		}
 		if (stamp != e->stamp) { /* used since it was put in order */
+			bool knew = order == ORDER_LEARNED && policy_knew(ns, e, stamp);
+
+			if (order == ORDER_LEARNED && !knew)
+				policy_defer(ns, e);
 			e->stamp = stamp;
 			policy_touch(ns, e);
-			continue;
+			if (!knew)
+				continue;
 		}
 		if (!e->cold && spill && !ns_room(ns) && tier_is_slow(ns)) {
 			gauge_add(&d->pool.stats->counters.spill_too_slow, 1);
@@ -77,20 +95,20 @@ static int tier_evict_from(struct ns *ns, bool far, uint64_t want, unsigned look
 			if (r == -EAGAIN)
 				return r;
 		}
-		if (!block_evict(e)) {
-			e->stamp = daemon_tick(d);
-			policy_touch(ns, e);
-		}
+		if (!block_evict(e))
+			policy_defer(ns, e);
 	}
 	return ns->n_free + tier_coming(ns) < want ? -EINTR : 1;
 }
 
-/* What lies far was used least lately: it goes first. */
+/* The learned order goes across nodes; by least recent use what lies far was used least lately: it goes first. */
 int tier_evict_oldest(struct ns *ns, uint64_t want, unsigned looks_max)
 {
-	int r = policy_first_far(ns) ? tier_evict_from(ns, true, want, looks_max) : 0;
+	int r = policy_leads(ns) && !tier_on(ns->d) ? tier_evict_from(ns, ORDER_LEARNED, want, looks_max) : 0;
 
-	return r ? r : tier_evict_from(ns, false, want, looks_max);
+	if (!r && policy_first_far(ns))
+		r = tier_evict_from(ns, ORDER_FAR, want, looks_max);
+	return r ? r : tier_evict_from(ns, ORDER_NEAR, want, looks_max);
 }
 
 /* A free slot on a far node, or one that comes. Return: slots free there now. */

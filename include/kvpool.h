@@ -242,6 +242,8 @@ enum kvp_ns_flags {
 	KVP_NS_SPILL_PLAIN = 128, /* as they are; neither: as the daemon's spill-compress says */
 	KVP_NS_LAYERS =
 		256, /* when created: spilled blocks come back layer by layer (KVP_ACQUIRE_LAYERS); then they are plain */
+	KVP_NS_LEARNED =
+		512, /* info: what stays is chosen by a learned order, and requests are told; the operator's to say */
 };
 
 struct kvp_ns_opts {
@@ -384,7 +386,27 @@ struct kvp_view {
 enum kvp_acquire_flags {
 	KVP_ACQUIRE_SOME = 1, /* do not wait for more than the first: what is usable then is given */
 	KVP_ACQUIRE_LAYERS = 2, /* a block that is being read back is given when its first layers are there */
+	KVP_ACQUIRE_TOLD = 4, /* kvp_request() was called for them: not told again */
 };
+
+/* What comes after a request.  Advice: believed as far as such hints came true lately. */
+enum kvp_hint {
+	KVP_HINT_NONE = 0,
+	KVP_HINT_ENDS = 1, /* one shot: nothing follows */
+	KVP_HINT_CONTINUES = 2, /* a next turn is likely */
+	KVP_HINT_SOON = 3, /* within moments: a tool runs */
+};
+
+/**
+ * kvp_request() - say what is about to be used, and what comes after it
+ * @keys: the request's whole chain, from its first block on: what is there and what will be published
+ * @hint: enum kvp_hint
+ * For namespaces whose blocks stay by a learned order (KVP_NS_LEARNED in kvp_ns_info(); kvctl ns set): one message that nobody waits
+ * for, some microseconds, lost where the daemon is slow to take it.  For others it does nothing.  kvp_acquire() of a chain's
+ * beginning and kvp_seq_match() say it by themselves, the one without a hint, the other with its sequence's.
+ * Return: 0; -KVP_EINVAL.
+ */
+KVP_API int kvp_request(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint32_t hint);
 
 /**
  * kvp_acquire() - pin the leading run of @keys and get at its bytes
@@ -394,6 +416,8 @@ enum kvp_acquire_flags {
  * process stopped past the hold limit, and kvp_release() tells.
  * With KVP_ACQUIRE_SOME blocks are given as they arrive, so that the caller works on them while the others are read: ask
  * again for the rest (those PENDING) until all are there or the answer is 0, which is the end: a miss, or the deadline.
+ * No system call where all lie in memory, but in a namespace with KVP_NS_LEARNED: there one message tells of a chain's beginning, see
+ * kvp_request().
  * Return: usable leading blocks; -KVP_EINVAL.
  */
 KVP_API int64_t kvp_acquire(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint32_t flags,
@@ -671,12 +695,6 @@ KVP_API int64_t kvp_quantise(struct kvp_ns *from, struct kvp_ns *to, const struc
 
 /* ---- Sequences ---- */
 
-enum kvp_hint {
-	KVP_HINT_NONE = 0,
-	KVP_HINT_ENDS = 1,
-	KVP_HINT_CONTINUES = 2,
-	KVP_HINT_SOON = 3,
-};
 struct kvp_seq_opts {
 	uint32_t size;
 	uint32_t n_salt; /* 0..64 */
@@ -685,7 +703,7 @@ struct kvp_seq_opts {
 	uint32_t n_extra; /* 0..4096 */
 	uint32_t window; /* tokens; 0: none. Blocks wholly before the window are let go (ring storage) */
 	uint32_t sinks; /* with a window: the first tokens that stay */
-	uint32_t hint; /* enum kvp_hint, advice only */
+	uint32_t hint; /* enum kvp_hint: kvp_seq_match() tells it, see kvp_request() */
 	/*
 	 * Sparse: a namespace of kvp_desc_summaries(), and kernels that summarise.  Each full block gets a summary before it
 	 * is published; blocks are used by kvp_seq_select().  Not with a window, and not to be forked in this version.

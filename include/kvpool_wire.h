@@ -30,6 +30,7 @@
 #define KVP_WIRE_MAX (200 * 1024) /* longest packet, header included; under the default SO_SNDBUF */
 #define KVP_WIRE_FDS_MAX 64 /* descriptors in one answer */
 #define KVP_WIRE_BATCH_MAX 2048 /* items in one message; the library splits larger calls */
+#define KVP_WIRE_REQUEST_MAX 12288 /* keys of a REQUEST: of a longer chain the first ones */
 
 enum kvp_msg_type {
 	KVP_MSG_HELLO = 1, /* kvp_wire_hello                  -> kvp_wire_welcome + fds: header ro, session rw */
@@ -52,6 +53,9 @@ enum kvp_msg_type {
 	KVP_MSG_CLEAR =
 		15, /* kvp_wire_restore without keys   -> kvp_wire_admin_done, by the deadline; as DELETE read later: -ETIME */
 	KVP_MSG_USAGE = 16, /* kvp_wire_batch without items    -> kvp_wire_usage */
+	KVP_MSG_REQUEST =
+		17, /* kvp_wire_batch (flags: enum kvp_hint), kvp_key[n]: what is about to be used, and published, from the
+			chain's first block on; for namespaces with KVP_NS_LEARNED (KVP_CAN_REQUEST)   -> nothing */
 	KVP_MSG_DRAIN = 32, /* operators: kvp_wire_admin       -> kvp_wire_admin_done */
 	KVP_MSG_PURGE = 33, /* operators: kvp_wire_admin       -> kvp_wire_admin_done, then the daemon ends */
 	KVP_MSG_EVICT = 34, /* operators: kvp_wire_admin       -> kvp_wire_admin_done */
@@ -63,6 +67,8 @@ enum kvp_msg_type {
 	KVP_MSG_STORE_SCRUB =
 		37, /* operators: kvp_wire_admin, n bytes a second (0: as configured)   -> kvp_wire_admin_done at
 				once: n_done bytes a second, n_left bytes to read */
+	KVP_MSG_NS_POLICY =
+		38, /* operators: kvp_wire_admin, n: 0 lru, 1 learned   -> kvp_wire_admin_done: n_done namespaces changed */
 	KVP_MSG_REPLY = 0x8000,
 };
 
@@ -95,6 +101,7 @@ static_assert(sizeof(struct kvp_wire_hello) == KVP_HELLO_LEAST, "wire v1");
 enum kvp_wire_can {
 	KVP_CAN_LONGER = 1 << 0, /* bodies longer than it knows */
 	KVP_CAN_DEADLINE = 1 << 1, /* KVP_WIRE_DEADLINE */
+	KVP_CAN_REQUEST = 1 << 2, /* KVP_MSG_REQUEST */
 };
 
 struct kvp_wire_welcome {

@@ -273,7 +273,7 @@ int drain_command(int argc, char **argv)
 	return output_end(done.n_left ? KVCTL_FAILED : KVCTL_DONE);
 }
 
-static int evict_ns(const struct options *options, const char *name, uint64_t *ns_id)
+int admin_ns(const struct options *options, const char *name, uint64_t *ns_id)
 {
 	struct snapshot snapshot;
 	struct pool pool;
@@ -325,7 +325,7 @@ int evict_command(int argc, char **argv)
 		return option_exit(c);
 	if (optind < argc && quantity_parse_count(argv[optind], 1, UINT64_MAX, &ask.n) < 0)
 		return option_exit(option_wrong(&options, "N", argv[optind], "a number of blocks, 1 at least"));
-	r = ns ? evict_ns(&options, ns, &ask.ns_id) : 0;
+	r = ns ? admin_ns(&options, ns, &ask.ns_id) : 0;
 	if (!r)
 		r = admin_do(&options, admin, KVP_MSG_EVICT, &ask, sizeof(ask), limit_ns, &done);
 	return r ? r : evict_print(ask.n, &done);

@@ -27,6 +27,8 @@ int admin_ask(int fd, const char *what, uint16_t type, const void *ask, size_t a
 	struct kvp_wire_admin_done *done);
 /** admin_complain_late() - no answer came on @fd by the deadline: say whether @what may still have been done */
 void admin_complain_late(const char *what, int fd);
+/** admin_ns() - id of the namespace of that name or id. Return: 0; exit code (said). */
+int admin_ns(const struct options *options, const char *name, uint64_t *ns_id);
 /** admin_do() - one operator's message, from connect to answer. @ask begins with its deadline. Return: 0; exit code (said). */
 int admin_do(const struct options *options, const char *admin, uint16_t type, void *ask, size_t ask_bytes,
 	uint64_t limit_ns, struct kvp_wire_admin_done *done);

@@ -33,7 +33,8 @@ static const struct command commands[] = {
 	{"top", top_command, "[--once] [--every SECONDS]", "the pool live on a terminal; keys: ? lists them",
 		POOL_HELP "  --once          one frame as text (so too where there is no terminal)\n"
 			  "  --every S       look again every S seconds (1)\n"},
-	{"ns", ns_command, "[--json]", "namespaces", POOL_HELP JSON_HELP},
+	{"ns", ns_command, "[--json] | set NAME|ID policy=lru|learned", "namespaces, and what stays in one",
+		POOL_HELP JSON_HELP "  --admin PATH    set: the admin socket (socket + .admin)\n"},
 	{"clients", clients_command, "[--json]", "client sessions", POOL_HELP JSON_HELP},
 	{"check", check_command, "[--json]", "recount everything and compare; exit 1 if an invariant is violated",
 		POOL_HELP JSON_HELP "Needs root or the daemon's user: it reads every object of the pool.\n"},

@@ -7,12 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "admin.h"
 #include "kvctl.h"
 #include "kvpool_desc.h"
 #include "option.h"
 #include "quantity.h"
 #include "report.h"
 #include "table.h"
+
+#define SET_NS 10000000000ull /* longest wait for an answer: a file is flushed */
 
 const char *ns_name(const struct kvp_ns_row *row, char text[KVP_NAME_MAX])
 {
@@ -67,6 +70,7 @@ json_t *ns_json(const struct kvp_ns_row *row)
 	json_object_set_new(json, "owner_uid", json_integer(row->owner_uid));
 	json_object_set_new(json, "mode", json_sprintf("%04o", row->mode));
 	json_object_set_new(json, "copied", json_boolean(row->flags & KVP_NS_COPIED));
+	json_object_set_new(json, "policy", json_string(row->flags & KVP_NS_LEARNED ? "learned" : "lru"));
 	json_object_set_new(json, "layout", json_string(layout_name(row->layout)));
 	json_object_set_new(json, "type_k", type_json(row, row->type_k));
 	json_object_set_new(json, "type_v", type_json(row, row->type_v));
@@ -172,6 +176,20 @@ static void ns_print_pack(const struct kvp_ns_counters *counters)
 	printf("\n");
 }
 
+/* What stays, and what reuse was worth, where that is known. */
+static void ns_print_policy(const struct kvp_ns_row *row)
+{
+	const struct kvp_ns_counters *c = &row->counters;
+	char a[QUANTITY_ROOM], b[QUANTITY_ROOM];
+
+	if (row->flags & KVP_NS_LEARNED)
+		printf("  policy learned, %s; %s requests told, %s of the daemon's memory\n",
+			C(c->policy) == 2 ? "which decides" : "on trial: least recent use decides",
+			quantity_count(a, C(c->requests)), quantity_bytes(b, C(c->policy_bytes)));
+	if (C(c->saved_us))
+		printf("  reuse saved %.1f s of computing\n", (double)C(c->saved_us) / 1e6);
+}
+
 /* More than the table of kvctl stats: what a namespace is, under its line. */
 static void ns_print_details(const struct snapshot *snapshot)
 {
@@ -191,6 +209,7 @@ static void ns_print_details(const struct snapshot *snapshot)
 			(uint64_t)C(row->counters.stored), (uint64_t)C(row->counters.evicted),
 			(uint64_t)C(row->counters.dropped), (uint64_t)C(row->counters.restored),
 			(uint64_t)C(row->counters.rejected), (uint64_t)C(row->counters.no_room));
+		ns_print_policy(row);
 		ns_print_pack(&row->counters);
 	}
 }
@@ -220,17 +239,47 @@ static int ns_show(const struct pool *pool, const struct snapshot *snapshot, boo
 	return report_json_print(json, 0) ? KVCTL_FAILED : report_exit(pool);
 }
 
+/* kvctl ns set NAME policy=P */
+static int ns_set(const struct options *options, const char *admin, char **words, int n)
+{
+	struct kvp_wire_admin ask = {0};
+	struct kvp_wire_admin_done done;
+	int r;
+
+	if (n != 2 || (strcmp(words[1], "policy=lru") && strcmp(words[1], "policy=learned"))) {
+		complain("ns set: give a namespace, and policy=lru or policy=learned");
+		return KVCTL_USAGE;
+	}
+	ask.n = !strcmp(words[1], "policy=learned");
+	r = admin_ns(options, words[0], &ask.ns_id);
+	if (!r)
+		r = admin_do(options, admin, KVP_MSG_NS_POLICY, &ask, sizeof(ask), SET_NS, &done);
+	if (r)
+		return r;
+	printf("%s: %s%s\n", words[0], words[1], done.n_done ? "" : ", as before");
+	return output_end(KVCTL_DONE);
+}
+
 int ns_command(int argc, char **argv)
 {
-	static const struct option longs[] = {OPTION_POOL, OPTION_JSON, OPTION_LAST};
-	struct options options = {.command = "ns", .longs = longs, .argc = argc, .argv = argv};
+	static const struct option longs[] = {
+		OPTION_POOL, {"admin", required_argument, NULL, 'a'}, OPTION_JSON, OPTION_LAST};
+	struct options options = {.command = "ns", .longs = longs, .argc = argc, .argv = argv, .max_rest = 3};
+	const char *admin = NULL;
 	struct snapshot snapshot;
 	struct pool pool;
 	int c, r;
 
-	c = option_next(&options);
+	while ((c = option_next(&options)) >= 0)
+		admin = optarg;
 	if (c != OPTION_END)
 		return option_exit(c);
+	if (optind < argc && !strcmp(argv[optind], "set"))
+		return ns_set(&options, admin, argv + optind + 1, argc - optind - 1);
+	if (optind < argc) {
+		complain("ns: \"%s\" is nothing it does: kvctl ns, or kvctl ns set NAME policy=P", argv[optind]);
+		return KVCTL_USAGE;
+	}
 	r = pool_find(&pool, options.socket, options.name);
 	if (!r)
 		r = snapshot_take(&snapshot, &pool, false);

@@ -47,6 +47,7 @@ struct replay_options {
 	enum admission_kind admission;
 	double budget; /* ADMIT_CHANCE: share of what is offered */
 	uint64_t seed; /* which hints are wrong */
+	uint32_t *found; /* filled: blocks found in memory, by request; NULL: not wanted */
 };
 
 struct replay_result {

@@ -285,7 +285,7 @@ static int replay_play(struct replay *replay, const uint8_t *hints, float *took)
 
 	for (uint64_t r = 0; r < trace->n_requests; r++) {
 		const struct replay_request *request = &trace->requests[r];
-		uint64_t begin;
+		uint64_t begin, before = replay->result->pool_hits;
 		int result;
 
 		for (uint32_t k = 0; k < request->n; k++)
@@ -294,6 +294,8 @@ static int replay_play(struct replay *replay, const uint8_t *hints, float *took)
 		replay->now = (double)request->time_ms / 1e3;
 		begin = clock_ns();
 		result = replay_request(replay, request->n, hints[r]);
+		if (replay->options->found)
+			replay->options->found[r] = (uint32_t)(replay->result->pool_hits - before);
 		took[r] = (float)(clock_ns() - begin) / (float)request->n;
 		if (result < 0)
 			return result;

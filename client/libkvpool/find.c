@@ -497,6 +497,7 @@ struct acquire {
 	uint32_t asked_to; /* keys before this came by RESTORE */
 	bool some; /* KVP_ACQUIRE_SOME */
 	bool layers; /* KVP_ACQUIRE_LAYERS */
+	bool told; /* KVP_ACQUIRE_TOLD */
 	uint64_t deadline_ns;
 	uint64_t tokens[2], hits[2]; /* ram, spill */
 	uint32_t reason; /* of the first miss, as far as is known here */
@@ -673,6 +674,15 @@ static int64_t acquire_some(struct acquire *a)
 	return a->at;
 }
 
+/* What goes on where another block ends was told with its beginning. */
+static __attribute__((noinline)) void acquire_tell(const struct acquire *a)
+{
+	const struct hold *hold = a->at ? hold_get(a->views[0].opaque[0]) : NULL;
+
+	if (!hold || kvp_key_is_none(&hold->block->parent))
+		request_tell(a->map, a->keys, a->n, KVP_HINT_NONE);
+}
+
 static __attribute__((noinline)) int64_t acquire_many(struct acquire *a)
 {
 	if (!a->map) {
@@ -683,6 +693,8 @@ static __attribute__((noinline)) int64_t acquire_many(struct acquire *a)
 	if (!atomic_load_explicit(&a->map->used, memory_order_relaxed))
 		atomic_store_explicit(&a->map->used, true, memory_order_relaxed);
 	acquire_run(a);
+	if (!a->told && map_is_learned(a->map))
+		acquire_tell(a);
 	if (a->at == a->n) {
 		acquire_count(a, a->n - a->at);
 		return a->n;
@@ -727,7 +739,7 @@ static HOT bool acquire_one(struct kvp_ns *ns, const struct kvp_key *key, struct
 	struct spot spot;
 	uint64_t handle;
 
-	if (!map || !part || !self->n_spare ||
+	if (!map || !part || !self->n_spare || map_is_learned(map) ||
 		atomic_load_explicit(&part->client, memory_order_relaxed) != ns->client ||
 		atomic_load_explicit(&ns->client->dead, memory_order_relaxed))
 		return false;
@@ -749,8 +761,8 @@ static __attribute__((noinline)) int64_t acquire_checked(struct kvp_ns *ns, cons
 		return r;
 	if (n && (!keys || !views))
 		return fail(-KVP_EINVAL, "keys and views: a null pointer");
-	if (flags & ~(uint32_t)(KVP_ACQUIRE_SOME | KVP_ACQUIRE_LAYERS))
-		return fail(-KVP_EINVAL, "flags: %#x, only KVP_ACQUIRE_SOME and _LAYERS are known", flags);
+	if (flags & ~(uint32_t)(KVP_ACQUIRE_SOME | KVP_ACQUIRE_LAYERS | KVP_ACQUIRE_TOLD))
+		return fail(-KVP_EINVAL, "flags: %#x, only KVP_ACQUIRE_SOME, _LAYERS and _TOLD are known", flags);
 	return acquire_many(&(struct acquire){.ns = ns,
 		.map = atomic_load_explicit(&ns->map, memory_order_acquire),
 		.keys = keys,
@@ -758,7 +770,8 @@ static __attribute__((noinline)) int64_t acquire_checked(struct kvp_ns *ns, cons
 		.n = n,
 		.deadline_ns = deadline_ns,
 		.some = flags & KVP_ACQUIRE_SOME,
-		.layers = flags & KVP_ACQUIRE_LAYERS});
+		.layers = flags & KVP_ACQUIRE_LAYERS,
+		.told = flags & KVP_ACQUIRE_TOLD});
 }
 
 int64_t kvp_acquire(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint32_t flags, uint64_t deadline_ns,

@@ -618,6 +618,13 @@ void lookup_tell(struct ns_map *map, const struct kvp_key *keys, uint32_t n);
 struct request *restore_request(
 	struct ns_map *map, const struct kvp_key *keys, uint32_t n, uint32_t flags, uint64_t deadline_ns);
 void restore_tell(struct ns_map *map, const struct kvp_key *keys, uint32_t n);
+/** request_tell() - what is about to be used, where the daemon wants to know; nobody waits. @keys: from the chain's first on */
+void request_tell(struct ns_map *map, const struct kvp_key *keys, uint32_t n, uint32_t hint);
+/** map_is_learned() - does it want to know? */
+static inline bool map_is_learned(const struct ns_map *map)
+{
+	return __atomic_load_n(&map->head->flags, __ATOMIC_RELAXED) & KVP_NS_LEARNED;
+}
 
 /* ---- forget.c ---- */
 

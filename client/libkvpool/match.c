@@ -59,6 +59,32 @@ void restore_tell(struct ns_map *map, const struct kvp_key *keys, uint32_t n)
 	client_tell(map->session, KVP_MSG_RESTORE, &head, sizeof(head), keys, n * sizeof(*keys));
 }
 
+void request_tell(struct ns_map *map, const struct kvp_key *keys, uint32_t n, uint32_t hint)
+{
+	struct kvp_wire_batch head = {
+		.ns_id = map->ns_id, .n = n < KVP_WIRE_REQUEST_MAX ? n : KVP_WIRE_REQUEST_MAX, .flags = hint};
+
+	if (n && map_is_learned(map) && wire_can(map->session->client, KVP_CAN_REQUEST))
+		client_tell(map->session, KVP_MSG_REQUEST, &head, sizeof(head), keys, head.n * sizeof(*keys));
+}
+
+int kvp_request(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint32_t hint)
+{
+	struct ns_map *map;
+	int r = ns_bad(ns);
+
+	if (r < 0)
+		return r;
+	if (n && !keys)
+		return fail(-KVP_EINVAL, "keys: a null pointer");
+	if (hint > KVP_HINT_SOON)
+		return fail(-KVP_EINVAL, "hint: %u", hint);
+	map = atomic_load_explicit(&ns->map, memory_order_acquire);
+	if (map)
+		request_tell(map, keys, n, hint);
+	return 0;
+}
+
 static bool client_is_mute(struct kvp_client *client)
 {
 	bool mute;

@@ -189,7 +189,8 @@ int kvp_ns_info(const struct kvp_ns *ns, struct kvp_ns_info *info)
 		.block_stride = ns->block_stride,
 		.block_tokens = ns->join.desc.block_tokens};
 	if (map) {
-		info->flags = map->flags | (ns->flags & KVP_NS_JOIN);
+		info->flags = (map->flags & ~(uint32_t)KVP_NS_LEARNED) | (ns->flags & KVP_NS_JOIN) |
+			      (map_is_learned(map) ? KVP_NS_LEARNED : 0);
 		info->ns_id = map->ns_id;
 		info->n_siblings = map->n_siblings;
 		memcpy(info->differs, map->differs, sizeof(info->differs));

@@ -297,6 +297,7 @@ int kvp_seq_open(struct kvp_ns *ns, const struct kvp_seq_opts *opts, struct kvp_
 	if (opts) {
 		seq->window = opts->window;
 		seq->sinks = opts->sinks;
+		seq->hint = opts->hint;
 		seq->summaries = opts->summaries;
 		seq->resident = opts->resident_blocks;
 	}
@@ -402,12 +403,14 @@ int64_t kvp_seq_match(struct kvp_seq *seq, const uint32_t *tokens, uint64_t n, u
 	r = views ? seq_add_tokens(seq, tokens, n) : fail(-KVP_ENOMEM, "out of memory");
 	if (r == 0)
 		r = seq_keys(seq, n_blocks);
+	if (r == 0)
+		r = kvp_request(seq->ns, seq->keys, (uint32_t)n_blocks, seq->hint);
 	if (r < 0)
 		got = r;
 	else if (seq->summaries)
 		got = seq_match_sparse(seq, n_blocks, deadline_ns);
 	else
-		got = kvp_acquire(seq->ns, seq->keys, (uint32_t)n_blocks, 0, deadline_ns, views);
+		got = kvp_acquire(seq->ns, seq->keys, (uint32_t)n_blocks, KVP_ACQUIRE_TOLD, deadline_ns, views);
 	if (got >= 0 && !seq->summaries)
 		got = seq_take_views(seq, views, (uint64_t)got);
 	free(views);

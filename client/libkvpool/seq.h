@@ -51,6 +51,7 @@ struct kvp_seq {
 	struct kvp_ns *ns;
 	struct tally *tally;
 	uint32_t window, sinks;
+	uint32_t hint;
 	uint32_t n_extra, n_first_extra;
 	uint8_t *extra, *first_extra; /* first: of the first block, with the salt */
 
