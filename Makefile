@@ -324,6 +324,14 @@ check-vm: deps ## boot virtual machines with systemd and run kvpool there as a s
 check-engines: deps ## the Python package in transformers, LMCache, llama.cpp, SGLang and vLLM of PyPI (network, gigabytes)
 	$(sub) all
 	@BUILD=$(BUILD) tests/engines/run
+ROUNDS ?= 2
+.PHONY: rolling clock
+rolling: deps-build ## ROUNDS=2 of changes to a later minor version and back, and from 1.0 and back, under load, in mid-token
+	$(sub) tests
+	@BUILD=$(BUILD) tests/system/rolling --rounds $(ROUNDS)
+clock: deps-build ## the wall clock jumps by a day, back and forth, under load
+	$(sub) tests
+	@BUILD=$(BUILD) tests/system/clock
 DURATION ?= 180
 chaos: deps-build ## DURATION=180 seconds of faults of every kind, with several tenants (SEED= repeats, OTHER=kvpoold: upgrades to it)
 	$(sub) tests
