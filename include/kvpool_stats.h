@@ -14,6 +14,7 @@
 
 #include <assert.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "kvpool.h"
@@ -36,6 +37,12 @@ struct kvp_ns_counters {
 #include "counters.def"
 #undef KVP_NS_COUNTER
 };
+
+static_assert(offsetof(struct kvp_counters, oldest_pin_ms) + 8 == KVP_COUNTERS_BYTES_1_0,
+	"counters are added at the end of their part: others know those they have by their place");
+static_assert(offsetof(struct kvp_counters, spill_not_admitted) == KVP_COUNTERS_BYTES_1_0 + 2 * 8, "likewise");
+static_assert(offsetof(struct kvp_ns_counters, pack_percent) == 37 * 8, "likewise");
+static_assert(offsetof(struct kvp_ns_counters, requests) == 42 * 8, "likewise");
 
 struct kvp_ns_row {
 	_Atomic uint64_t ns_id;
