@@ -64,6 +64,8 @@ struct member {
 	uint64_t n_grants;
 	bool writable;
 	struct stage *stage; /* COPIED: its staging area; NULL: none */
+	uint64_t stage_wish_ns,
+		stage_asked_ns; /* it found no room for one: since when, and when it last asked; 0: no */
 	uint64_t cost_ns_per_token; /* to recompute, as this client says; 0: unknown */
 };
 

@@ -614,12 +614,34 @@ static void on_restore(struct peer *peer, const struct kvp_msg *msg, struct memb
 	tier_restore(member, peer, msg->id, keys, restore.n, restore.flags, restore.deadline_ns);
 }
 
+/* One writer alone leaves half for the next, those who wait and he have like shares; nobody has one before those who have
+ * waited longer. Return: blocks, 0: there is no room. */
+static uint64_t stage_room(const struct member *member, uint64_t wish, uint64_t most)
+{
+	const struct daemon *d = member->session->d;
+	uint64_t stride = member->ns->head->block_stride, ahead, left;
+	unsigned n_waiting;
+
+	ahead = session_stage_waits(d, member, &n_waiting);
+	left = most > d->stage_bytes ? most - d->stage_bytes : 0;
+	if (!d->stage_bytes && !ahead && left < stride)
+		return 1; /* a block larger than the bound: one at a time */
+	if (left < ahead + stride)
+		return 0;
+	if (wish > STAGE_BLOCKS_MAX)
+		wish = STAGE_BLOCKS_MAX;
+	while (wish > 1 && (wish * stride > STAGE_BYTES_MAX || wish * stride > left / (n_waiting + 2) ||
+				   wish * stride > left - ahead))
+		wish /= 2;
+	return wish;
+}
+
 static void on_stage(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
 {
 	struct daemon *d = peer->d;
 	struct kvp_wire_stage stage;
-	struct kvp_wire_staged staged;
-	uint64_t stride = member->ns->head->block_stride, most = d->config.pool_bytes / 8;
+	struct kvp_wire_staged staged = {0};
+	uint64_t most = d->config.pool_bytes / 8;
 
 	if (!body_take(&stage, sizeof(stage), KVP_STAGE_LEAST, body, n)) {
 		peer_close(peer, "its STAGE has the wrong length");
@@ -630,19 +652,24 @@ static void on_stage(struct peer *peer, const struct kvp_msg *msg, struct member
 			member->ns->head->name);
 		return;
 	}
-	if (stage.n_blocks > STAGE_BLOCKS_MAX)
-		stage.n_blocks = STAGE_BLOCKS_MAX;
-	while (stage.n_blocks > 1 && stage.n_blocks * stride > STAGE_BYTES_MAX)
-		stage.n_blocks /= 2;
-	while (stage.n_blocks > 1 && d->stage_bytes + stage.n_blocks * stride > most)
-		stage.n_blocks /= 2;
-	if (!stage.n_blocks || (!member->stage && ((d->stage_bytes && d->stage_bytes + stride > most) ||
-							  session_make_stage(member, stage.n_blocks) < 0))) {
-		peer_refuse(peer, msg->type, msg->id, KVP_ENOSPC,
-			"staging areas of all writers together are at their bound of %" PRIu64
-			" bytes (an eighth of --pool)",
-			most);
+	if (!stage.n_blocks) {
+		session_give_stage(member);
+		member->stage_wish_ns = 0;
+		peer_answer(peer, msg->type, msg->id, 0, &staged, sizeof(staged), NULL, 0);
 		return;
+	}
+	if (!member->stage) {
+		session_wish_stage(member);
+		stage.n_blocks = stage_room(member, stage.n_blocks, most);
+		if (!stage.n_blocks || session_make_stage(member, stage.n_blocks) < 0) {
+			peer_refuse(peer, msg->type, msg->id, KVP_ENOSPC,
+				"staging areas of all writers together are at their bound of %" PRIu64
+				" bytes (an eighth of --pool) and blocks lie in each: wait longer, let writers publish or "
+				"abandon what they reserved, or raise --pool",
+				most);
+			return;
+		}
+		member->stage_wish_ns = 0;
 	}
 	staged.bytes = member->stage->bytes;
 	staged.n_blocks = member->stage->n_blocks;

@@ -26,6 +26,8 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
+#define STAGE_FRESH_NS 200000000ull /* who waits for a staging area asks more often than that */
+
 static void session_name(const struct daemon *d, uint64_t id, char name[KVP_OBJECT_NAME_MAX])
 {
 	shm_object_name(name, d->pool.uuid, "sess-%016" PRIx64, id);
@@ -528,6 +530,44 @@ int session_make_stage(struct member *member, uint64_t n_blocks)
 	return 0;
 }
 
+/* A client asks anew every few milliseconds until its deadline: one that has ceased to waits no more. */
+static bool session_stage_waiting(const struct member *member)
+{
+	return member->stage_wish_ns && !member->stage && loop_now() - member->stage_asked_ns <= STAGE_FRESH_NS;
+}
+
+void session_wish_stage(struct member *member)
+{
+	if (!session_stage_waiting(member))
+		member->stage_wish_ns = loop_now();
+	member->stage_asked_ns = loop_now();
+}
+
+uint64_t session_stage_waits(const struct daemon *d, const struct member *member, unsigned *n)
+{
+	uint64_t bytes = 0;
+
+	*n = 0;
+	for (const struct session *s = d->sessions; s; s = s->next)
+		for (const struct member *other = s->members; other; other = other->next) {
+			if (other == member || !session_stage_waiting(other))
+				continue;
+			++*n;
+			if (!member || other->stage_wish_ns < member->stage_wish_ns)
+				bytes += other->ns->head->block_stride;
+		}
+	return bytes;
+}
+
+void session_give_stage(struct member *member)
+{
+	if (!member->stage)
+		return;
+	member->stage->given = true;
+	session_put_stage(member->session->d, member->stage);
+	member->stage = NULL;
+}
+
 void session_put_stage(struct daemon *d, struct stage *stage)
 {
 	char name[KVP_OBJECT_NAME_MAX];
@@ -536,8 +576,10 @@ void session_put_stage(struct daemon *d, struct stage *stage)
 		return;
 	shm_object_name(name, d->pool.uuid, "stage-%" PRIu64, stage->number);
 	shm_remove(name);
-	/* its writer may have it mapped for long: the memory goes now */
-	if (fallocate(stage->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)stage->bytes) < 0)
+	/* its writer may have it mapped for long: the memory goes now. Who gave it up said that nobody maps it; cut, it is no
+	 * memory to go on storing into that nobody counts */
+	if (stage->given ? ftruncate(stage->fd, 0) < 0
+			 : fallocate(stage->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)stage->bytes) < 0)
 		log_warn(SHM_DIR "%s: cannot give its memory back: %s", name, strerror(errno));
 	close(stage->fd);
 	d->stage_bytes -= stage->bytes;

@@ -16,6 +16,7 @@ struct stage {
 	unsigned n_users;
 	int fd;
 	uint64_t number, n_blocks, bytes;
+	bool given; /* its client has given it up: nobody maps it any more */
 };
 
 /* has_place */
@@ -78,6 +79,13 @@ void session_limit_pins(struct daemon *d);
 void session_limit_age(struct daemon *d);
 /** session_make_stage() - a staging area for its copied publishes; removed with the session. Return: 0; -KVP_ENOSPC. */
 int session_make_stage(struct member *member, uint64_t n_blocks);
+/** session_wish_stage() - it asks for one: its place among those that wait is from its first asking */
+void session_wish_stage(struct member *member);
+/** session_stage_waits() - writers that asked for one lately and found no room. Return: bytes those need at least that came
+ *  before @member, NULL: all of them; *@n: how many others wait */
+uint64_t session_stage_waits(const struct daemon *d, const struct member *member, unsigned *n);
+/** session_give_stage() - its client has unmapped it and gives it up; a copy under way ends first */
+void session_give_stage(struct member *member);
 /** session_put_stage() - one user less; the last one frees it */
 void session_put_stage(struct daemon *d, struct stage *stage);
 bool session_in_group(const struct session *s, gid_t gid);

@@ -158,8 +158,21 @@ void job_answer_restore(struct job *job)
 	job_free(job);
 }
 
+/* A writer that publishes all the time is told when others wait, and gives up its staging area after its turn. */
+static void job_tell_wanted(struct job *job)
+{
+	unsigned n_waiting;
+
+	if (!job->stage || !job->n)
+		return;
+	session_stage_waits(job->d, NULL, &n_waiting);
+	if (n_waiting)
+		job->results[0].flags |= KVP_RESULT_STAGE_WANTED;
+}
+
 static void job_answer_publish(struct job *job)
 {
+	job_tell_wanted(job);
 	if (job->peer)
 		peer_answer(
 			job->peer, KVP_MSG_PUBLISH, job->id, 0, job->results, job->n * sizeof(*job->results), NULL, 0);

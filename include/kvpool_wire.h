@@ -45,7 +45,9 @@ enum kvp_msg_type {
 	KVP_MSG_RESTORE = 10, /* kvp_wire_restore, kvp_key[n]   -> kvp_wire_found[n], by the deadline */
 	KVP_MSG_GRANTS = 11, /* kvp_wire_batch, kvp_wire_grant[n]: all grants the resumed session still has in this
 				namespace; others are taken back   -> nothing */
-	KVP_MSG_STAGE = 12, /* kvp_wire_stage                  -> kvp_wire_staged + fd: staging object rw */
+	KVP_MSG_STAGE =
+		12, /* kvp_wire_stage                  -> kvp_wire_staged + fd: staging object rw; of 0 blocks: the
+			       session has unmapped it and gives it up   -> kvp_wire_staged, no fd */
 	KVP_MSG_EVENTS = 13, /* kvp_wire_batch without items   -> kvp_wire_ring + fd: struct kvp_ring ro */
 	KVP_MSG_DELETE =
 		14, /* kvp_wire_batch, kvp_key[n]     -> kvp_wire_found[n]: KVP_MISS: it is gone; else it is in use; -EIO: a
@@ -207,11 +209,12 @@ static_assert(sizeof(struct kvp_wire_item) == 64, "wire v1");
 
 struct kvp_wire_result {
 	int32_t result; /* enum kvp_publish_result */
-	uint32_t reserved;
+	uint32_t flags; /* KVP_RESULT_... */
 	uint64_t slot; /* STORED: where it lies; EXISTS: the other block's; the grant then stays the caller's */
 	uint64_t generation;
 };
 static_assert(sizeof(struct kvp_wire_result) == 24, "wire v1");
+#define KVP_RESULT_STAGE_WANTED 1u /* of a staged block: another writer waits for a staging area */
 
 struct kvp_wire_restore {
 	uint64_t ns_id;
@@ -235,7 +238,7 @@ static_assert(sizeof(struct kvp_wire_found) == 16, "wire v1");
 
 struct kvp_wire_stage {
 	uint64_t ns_id;
-	uint64_t n_blocks; /* wished for */
+	uint64_t n_blocks; /* wished for; 0: given up */
 };
 #define KVP_STAGE_LEAST 16u
 

@@ -84,6 +84,8 @@ struct stage {
 		current; /* the daemon knows it; also read without the lock: who is late has its publish sent again */
 	uint64_t connection; /* on which that is so: another daemon would take its blocks for those of a new one */
 	bool retired;
+	uint64_t since_ns, idle_ns; /* lock: had since; nothing in it since */
+	uint64_t leaving_ns; /* lock: others wait for it: no block is taken from it until then */
 };
 
 struct ns_map {
@@ -129,6 +131,8 @@ struct ns_map {
 	struct request *arrived; /* answers to RESERVE for the keeper to take in */
 	uint64_t taken_ns; /* when somebody last took from the stock */
 	struct stage *stages; /* the first one is the newest */
+	uint32_t n_stage_asking; /* lock: threads that ask for one */
+	bool stage_asked; /* lock: the daemon may have one of ours, here or not */
 };
 
 /* slot / slots_per_slab by a multiplication: inverse = ceil(2^63 / slots_per_slab) is exact for slots below 2^32, since it
@@ -221,6 +225,7 @@ struct kvp_client {
 	uint64_t next_try_ns;
 	uint32_t heartbeat_ms;
 	uint64_t next_beat_ns;
+	uint64_t next_tend_ns; /* a staging area is to be looked at; UINT64_MAX: none */
 	uint64_t mute_until_ns; /* the daemon does not answer: scheduler calls do not ask it before */
 	int refusal; /* keeper: the daemon's word before it closed the connection, text in refusal_text */
 	char refusal_text[256];
@@ -674,6 +679,10 @@ void stock_keep(struct ns_map *map);
 void stock_drop(struct ns_map *map);
 /** stages_forget() - the daemon no longer knows them: their blocks are readable, and movable to a new one */
 void stages_forget(struct ns_map *map);
+/** stage_keep() - keeper: gives up one that nobody uses. Return: there is one still */
+bool stage_keep(struct ns_map *map);
+/** stage_wanted() - others wait for a staging area: it is given up as soon as it is empty */
+void stage_wanted(struct ns_map *map);
 /** stages_keep() - it still does, on a new connection */
 void stages_keep(struct ns_map *map);
 /** grants_list() - GRANTS of a resumed session. Return: 0; -KVP_E... */

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #define RECEIVE_TURN 64
+#define STAGE_LOOK_MS 100 /* how often is looked whether a staging area is still used */
 
 static __thread const struct kvp_client *keeping;
 
@@ -67,13 +68,14 @@ static void keeper_beat(struct kvp_client *client)
 	client->next_beat_ns = after_ms(client->heartbeat_ms * 3 / 4);
 }
 
-/* What readers of the namespace will need soon: mappings of slabs they have not met yet, grants for writers. */
-static void keeper_tend(struct ns_map *map)
+/* What readers of the namespace will need soon: mappings of slabs they have not met yet, grants for writers. Return: it has
+ * a staging area, that is to be looked at soon. */
+static bool keeper_tend(struct ns_map *map)
 {
 	uint64_t changes;
 
 	if (map->lost)
-		return;
+		return false;
 	if (atomic_load_explicit(&map->used, memory_order_relaxed)) {
 		changes = atomic_load_explicit(&map->head->slab_changes, memory_order_acquire);
 		if (atomic_exchange(&map->map_wanted, false) || changes != map->changes_seen) {
@@ -83,10 +85,12 @@ static void keeper_tend(struct ns_map *map)
 	}
 	if (!(map->flags & (KVP_NS_READONLY | KVP_NS_COPIED)))
 		stock_keep(map);
+	return map->flags & KVP_NS_COPIED && stage_keep(map);
 }
 
 static void keeper_tend_all(struct kvp_client *client)
 {
+	bool staging = false;
 	struct session *s = atomic_load(&client->session);
 	struct ns_map *map;
 
@@ -97,7 +101,8 @@ static void keeper_tend_all(struct kvp_client *client)
 	map = s->maps;
 	pthread_mutex_unlock(&client->lock);
 	for (; map && client->online && !s->gone; map = map->next)
-		keeper_tend(map);
+		staging = keeper_tend(map) || staging;
+	client->next_tend_ns = staging ? after_ms(STAGE_LOOK_MS) : UINT64_MAX;
 }
 
 static int keeper_timeout(const struct kvp_client *client, bool touching)
@@ -108,6 +113,8 @@ static int keeper_timeout(const struct kvp_client *client, bool touching)
 		return 0;
 	if (client->fd < 0)
 		next = earlier(next, client->next_try_ns);
+	else if (client->online)
+		next = earlier(next, client->next_tend_ns);
 	return next <= now ? 0 : (int)((next - now) / MS) + 1;
 }
 

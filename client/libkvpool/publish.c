@@ -213,6 +213,7 @@ static void item_settle(struct batch *batch, struct batch_item *item, const stru
 void batch_settle(struct batch *batch, int status)
 {
 	const struct request *request = batch->request;
+	bool wanted = false;
 
 	for (uint32_t i = 0; i < batch->n; i++) {
 		struct kvp_wire_result result = {.result = -KVP_ESTALE};
@@ -220,7 +221,10 @@ void batch_settle(struct batch *batch, int status)
 		if (status == 0 && (i + 1) * sizeof(result) <= request->body_bytes)
 			memcpy(&result, request->body + i * sizeof(result), sizeof(result));
 		item_settle(batch, &batch->items[i], &result);
+		wanted = wanted || result.flags & KVP_RESULT_STAGE_WANTED;
 	}
+	if (wanted)
+		stage_wanted(batch->map);
 	batch_unpin_parents(batch);
 }
 

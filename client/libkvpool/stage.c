@@ -3,14 +3,22 @@
  *
  * One area a namespace, its blocks managed here.  A new daemon keeps none of the old ones: those stay mapped for whoever
  * still stores into them, and what is to be published moves to a new one.
+ *
+ * All areas of all writers have a bound, so one that is empty goes back: after STAGE_IDLE_MS, or at once when an answer says
+ * that others wait and it was had for STAGE_TURN_MS.  Who finds no room asks again until its deadline: that keeps its place
+ * in the daemon's queue.
  */
 #include "internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #define STAGE_BLOCKS 64u
+#define STAGE_IDLE_MS 250
+#define STAGE_TURN_MS 100 /* as long others wait for it, and as long no block is taken from it afterwards to empty it */
+#define STAGE_ASK_MS 10
 
 void stages_forget(struct ns_map *map)
 {
@@ -25,7 +33,18 @@ void stages_keep(struct ns_map *map)
 	pthread_mutex_lock(&map->lock);
 	for (struct stage *stage = map->stages; stage; stage = stage->next)
 		stage->connection = map->session->client->connection;
+	/* one given up on the connection that ended may not have got there */
+	map->stage_asked = (map->flags & (KVP_NS_COPIED | KVP_NS_READONLY)) == KVP_NS_COPIED;
 	pthread_mutex_unlock(&map->lock);
+}
+
+static void stage_free(struct stage *stage)
+{
+	if (stage && stage->base)
+		munmap(stage->base, stage->bytes);
+	if (stage)
+		free(stage->used);
+	free(stage);
 }
 
 static int stage_ask(struct ns_map *map, uint64_t deadline_ns)
@@ -57,6 +76,8 @@ static int stage_ask(struct ns_map *map, uint64_t deadline_ns)
 			.used = calloc(staged.n_blocks, 1),
 			.base = map_object(request->fds[0], staged.bytes, true),
 			.current = true,
+			.since_ns = now_ns(),
+			.idle_ns = now_ns(),
 			.connection = request->connection};
 		r = stage->used && stage->base ? 0 : -KVP_ENOMEM;
 	}
@@ -69,12 +90,69 @@ static int stage_ask(struct ns_map *map, uint64_t deadline_ns)
 		return 0;
 	}
 	pthread_mutex_unlock(&map->lock);
-	if (stage && stage->base)
-		munmap(stage->base, stage->bytes);
-	if (stage)
-		free(stage->used);
-	free(stage);
+	stage_free(stage);
 	return r;
+}
+
+/* Empty, so nobody has a pointer into it: unmapped first, for the daemon cuts it. Under map->lock. */
+static void stage_give_up(struct ns_map *map)
+{
+	struct kvp_wire_stage none = {.ns_id = map->ns_id};
+	struct stage *stage = map->stages;
+
+	if (stage && stage->current) {
+		map->stages = stage->next;
+		stage_free(stage);
+	}
+	map->stage_asked = client_tell(map->session, KVP_MSG_STAGE, &none, sizeof(none), NULL, 0) < 0;
+}
+
+bool stage_keep(struct ns_map *map)
+{
+	struct stage *stage;
+	bool have, asked;
+
+	pthread_mutex_lock(&map->lock);
+	stage = map->stages;
+	have = stage && stage->current;
+	if (map->stage_asked && !map->n_stage_asking && !map->session->gone &&
+		(!have || (stage->n_free == stage->n_blocks && now_ns() - stage->idle_ns > STAGE_IDLE_MS * MS)))
+		stage_give_up(map);
+	asked = map->stage_asked;
+	pthread_mutex_unlock(&map->lock);
+	return asked;
+}
+
+/* Under map->lock. */
+static bool stage_leaves(const struct stage *stage)
+{
+	return stage->leaving_ns && now_ns() < stage->leaving_ns;
+}
+
+/* Under map->lock. */
+static void stage_leave_if_empty(struct stage *stage)
+{
+	struct ns_map *map = stage->map;
+
+	if (stage == map->stages && stage->current && stage->n_free == stage->n_blocks && !map->n_stage_asking &&
+		stage_leaves(stage))
+		stage_give_up(map);
+}
+
+void stage_wanted(struct ns_map *map)
+{
+	struct stage *stage;
+	uint64_t now = now_ns();
+
+	pthread_mutex_lock(&map->lock);
+	stage = map->stages;
+	/* one that does not empty itself in that time has a turn again: what it waits for may need a block */
+	if (stage && stage->current && now > stage->since_ns + STAGE_TURN_MS * MS) {
+		stage->since_ns = now + STAGE_TURN_MS * MS;
+		stage->leaving_ns = stage->since_ns;
+		stage_leave_if_empty(stage);
+	}
+	pthread_mutex_unlock(&map->lock);
 }
 
 static bool stage_take(struct ns_map *map, struct room *room)
@@ -85,7 +163,7 @@ static bool stage_take(struct ns_map *map, struct room *room)
 
 	pthread_mutex_lock(&map->lock);
 	stage = map->stages;
-	got = stage && stage->current && stage->n_free;
+	got = stage && stage->current && stage->n_free && !stage_leaves(stage);
 	if (got) {
 		while (stage->used[at])
 			at++;
@@ -100,10 +178,15 @@ static bool stage_take(struct ns_map *map, struct room *room)
 
 void stage_put(struct stage *stage, uint64_t slot)
 {
-	pthread_mutex_lock(&stage->map->lock);
+	struct ns_map *map = stage->map;
+
+	pthread_mutex_lock(&map->lock);
 	stage->used[slot] = 0;
 	stage->n_free++;
-	pthread_mutex_unlock(&stage->map->lock);
+	if (stage->n_free == stage->n_blocks)
+		stage->idle_ns = now_ns();
+	stage_leave_if_empty(stage);
+	pthread_mutex_unlock(&map->lock);
 }
 
 bool stage_move(struct kvp_client *client, struct room *room, uint64_t used_bytes)
@@ -122,17 +205,39 @@ bool stage_move(struct kvp_client *client, struct room *room, uint64_t used_byte
 	return true;
 }
 
-uint32_t stage_rooms(struct ns_map *map, uint32_t n, uint64_t deadline_ns, struct room *rooms)
+/* Ask for one if there is none. Return: 0: it is there, or was there; -KVP_E... */
+static int stage_have(struct ns_map *map, uint64_t deadline_ns)
 {
 	bool have;
-	uint32_t got = 0;
+	int r;
 
 	pthread_mutex_lock(&map->lock);
 	have = map->stages && map->stages->current;
+	map->n_stage_asking += !have;
+	map->stage_asked = map->stage_asked || !have;
 	pthread_mutex_unlock(&map->lock);
-	if (!have)
-		stage_ask(map, deadline_ns ? deadline_ns : after_ms(TRY_MS));
-	while (got < n && stage_take(map, &rooms[got]))
-		got++;
-	return got;
+	if (have)
+		return 0;
+	r = stage_ask(map, deadline_ns);
+	pthread_mutex_lock(&map->lock);
+	map->n_stage_asking--;
+	pthread_mutex_unlock(&map->lock);
+	if (r == 0)
+		client_wake(map->session->client); /* it looks from now on whether it is still used */
+	return r;
+}
+
+uint32_t stage_rooms(struct ns_map *map, uint32_t n, uint64_t deadline_ns, struct room *rooms)
+{
+	uint32_t got = 0;
+
+	for (;;) {
+		int r = stage_have(map, deadline_ns ? deadline_ns : after_ms(TRY_MS));
+
+		while (got < n && stage_take(map, &rooms[got]))
+			got++;
+		if (got || !n || (r < 0 && r != -KVP_ENOSPC) || now_ns() + STAGE_ASK_MS * MS > deadline_ns)
+			return got;
+		nanosleep(&(struct timespec){.tv_nsec = STAGE_ASK_MS * (long)MS}, NULL);
+	}
 }

@@ -538,6 +538,138 @@ static void a_copied_namespace_takes_blocks_by_staging(void **state)
 	kvp_ns_close(ns_b);
 }
 
+#define LONG_BLOCK 200000u /* the bound of all staging areas holds five */
+#define WRITERS 8u
+
+/* One block of LONG_BLOCK bytes, as kvp_error() says it when there is none. */
+static void put_long(struct kvp_ns *ns, uint64_t k)
+{
+	struct kvp_block_ref block;
+	struct kvp_publish_item item = {.key = wire_key(k), .block = &block, .used_tokens = BLOCK_TOKENS};
+	uint8_t result = 0;
+
+	if (kvp_reserve(ns, 1, 0, kvp_deadline_ms(60000), &block) != 1)
+		fail_msg("%s", kvp_error(NULL));
+	wire_fill(block.data, LONG_BLOCK, k);
+	assert_int_equal(kvp_publish(ns, &item, 1, &result), 1);
+	assert_int_equal(result, KVP_PUB_STORED);
+}
+
+static bool nothing_is_staged(void *arg)
+{
+	struct fixture *f = arg;
+
+	return !atomic_load(&f->host.stats->counters.slab_bytes_staging);
+}
+
+static void idle_writers_of_a_copied_namespace_keep_nobody_waiting(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_client *clients[WRITERS];
+	struct kvp_ns *ns[WRITERS];
+
+	for (unsigned i = 0; i < WRITERS; i++) { /* those before stay connected */
+		clients[i] = open_client(f);
+		assert_int_equal(try_ns(clients[i], "long", KVP_NS_COPIED, 0, NULL, LONG_BLOCK, &ns[i]), 0);
+		for (unsigned k = 0; k < 3; k++)
+			put_long(ns[i], 10 * i + k);
+	}
+	put_long(ns[0], 1000); /* who gave up its area gets another */
+	assert_true(wire_until(nothing_is_staged, f, 20000));
+	for (unsigned i = 0; i < WRITERS; i++) {
+		kvp_ns_close(ns[i]);
+		kvp_close(clients[i]);
+	}
+}
+
+static void a_reserved_block_of_a_copied_namespace_stays_however_long_it_is_idle(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_block_ref block;
+	struct kvp_view view;
+	struct kvp_publish_item item = {
+		.key = wire_key(1), .block = &block, .used_tokens = BLOCK_TOKENS, .view = &view};
+	struct kvp_ns *ns;
+	uint8_t result = 0;
+
+	assert_int_equal(try_ns(f->a, "long", KVP_NS_COPIED, 0, NULL, LONG_BLOCK, &ns), 0);
+	assert_int_equal(kvp_reserve(ns, 1, 0, kvp_deadline_ms(20000), &block), 1);
+	wire_fill(block.data, LONG_BLOCK, 1);
+	wire_sleep_ms(1000);
+	assert_false(nothing_is_staged(f));
+	assert_int_equal(kvp_publish(ns, &item, 1, &result), 1);
+	assert_int_equal(result, KVP_PUB_STORED);
+	assert_true(wire_right(view.data, LONG_BLOCK, 1));
+	assert_int_equal(kvp_release(&view, 1), 0);
+	assert_true(wire_until(nothing_is_staged, f, 20000));
+	kvp_ns_close(ns);
+}
+
+struct busy {
+	pthread_t thread;
+	struct kvp_ns *ns;
+	uint64_t first;
+	_Atomic uint64_t n;
+	_Atomic bool *over;
+};
+
+static void *publishes_without_a_pause(void *arg)
+{
+	struct busy *busy = arg;
+
+	while (!atomic_load(busy->over)) {
+		struct kvp_block_ref block;
+		struct kvp_publish_item item = {.block = &block, .used_tokens = BLOCK_TOKENS};
+		uint8_t result = 0;
+
+		item.key = wire_key(busy->first + busy->n);
+		if (kvp_reserve(busy->ns, 1, 0, kvp_deadline_ms(100), &block) != 1)
+			continue;
+		memset(block.data, 0, LONG_BLOCK);
+		if (kvp_publish(busy->ns, &item, 1, &result) == 1)
+			atomic_fetch_add(&busy->n, 1);
+		else
+			kvp_abandon(&block, 1);
+	}
+	return NULL;
+}
+
+static bool all_have_published(void *arg)
+{
+	const struct busy *busy = arg;
+	bool all = true;
+
+	for (unsigned i = 0; i < WRITERS; i++)
+		all = all && atomic_load(&busy[i].n) >= 5;
+	return all;
+}
+
+static void busy_writers_of_a_copied_namespace_take_turns(void **state)
+{
+	struct fixture *f = *state;
+	struct busy busy[WRITERS];
+	struct kvp_client *clients[WRITERS];
+	_Atomic bool over = false;
+	bool all;
+
+	for (unsigned i = 0; i < WRITERS; i++) {
+		clients[i] = open_client(f);
+		busy[i] = (struct busy){.first = 1000000 * (i + 1), .over = &over};
+		assert_int_equal(try_ns(clients[i], "long", KVP_NS_COPIED, 0, NULL, LONG_BLOCK, &busy[i].ns), 0);
+	}
+	for (unsigned i = 0; i < WRITERS; i++)
+		assert_int_equal(pthread_create(&busy[i].thread, NULL, publishes_without_a_pause, &busy[i]), 0);
+	all = wire_until(all_have_published, busy, 60000);
+	atomic_store(&over, true);
+	for (unsigned i = 0; i < WRITERS; i++) {
+		pthread_join(busy[i].thread, NULL);
+		print_message("writer %u: %llu blocks\n", i, (unsigned long long)busy[i].n);
+		kvp_ns_close(busy[i].ns);
+		kvp_close(clients[i]);
+	}
+	assert_true(all);
+}
+
 static void a_base_is_found_through_and_never_written(void **state)
 {
 	struct fixture *f = *state;
@@ -961,6 +1093,9 @@ int main(void)
 		TEST(joining_what_is_not_there_or_is_other_is_refused),
 		TEST(a_sibling_finds_nothing_and_is_told_why),
 		TEST(a_copied_namespace_takes_blocks_by_staging),
+		TEST(idle_writers_of_a_copied_namespace_keep_nobody_waiting),
+		TEST(a_reserved_block_of_a_copied_namespace_stays_however_long_it_is_idle),
+		TEST(busy_writers_of_a_copied_namespace_take_turns),
 		TEST(a_base_is_found_through_and_never_written),
 		TEST(keys_are_the_same_in_every_client),
 		TEST(a_killed_daemon_takes_nothing_along),

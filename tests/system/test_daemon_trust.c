@@ -452,6 +452,86 @@ static void staging_areas_of_all_together_stay_within_an_eighth_of_the_pool(void
 	assert_int_equal(atomic_load(&host.stats->counters.slab_bytes_staging), 0);
 }
 
+static int gives_up_its_stage(struct wire_ns *ns)
+{
+	struct kvp_wire_stage none = {.ns_id = ns->id};
+	struct kvp_wire_staged staged;
+
+	munmap(ns->stage, ns->staged.bytes);
+	ns->stage = NULL;
+	return wire_call(ns->w, KVP_MSG_STAGE, &none, sizeof(none), &staged, sizeof(staged));
+}
+
+static int gives_up_and_keeps_the_descriptor(void *arg)
+{
+	struct kvp_wire_join join = join_of("both", ANNA, 0);
+	struct stat st;
+	struct wire w;
+	struct wire_ns ns;
+
+	(void)arg;
+	CHECK(wire_open(&w, host.socket) == 0);
+	CHECK(wire_join_as(&w, &ns, &join) == 0);
+	CHECK(gives_up_its_stage(&ns) >= 0); /* none there: nothing happens */
+	CHECK(wire_stage(&ns, 4) == 0);
+	CHECK(atomic_load(&host.stats->counters.slab_bytes_staging) == ns.staged.bytes);
+	CHECK(gives_up_its_stage(&ns) >= 0);
+	CHECK(atomic_load(&host.stats->counters.slab_bytes_staging) == 0);
+	CHECK(fstat(ns.stage_fd, &st) == 0 && st.st_size == 0 && st.st_blocks == 0);
+	return 0;
+}
+
+static void a_staging_area_given_up_is_memory_to_nobody(void **state)
+{
+	struct making anna = {.name = "both", .mode = 0666};
+
+	(void)state;
+	need_root();
+	run_as(ANNA, makes, &anna);
+	run_as(BERT, gives_up_and_keeps_the_descriptor, NULL);
+}
+
+/* Blocks so long that there is one area. Who asked first is let in before who asked later, as long as it goes on asking: a
+ * machine may be too slow for that to be seen at once. */
+static int waits_for_a_stage(void *arg)
+{
+	struct kvp_wire_join join = join_of("long", KVP_UID_SELF, 0);
+	struct wire w[3];
+	struct wire_ns ns[3];
+	unsigned right = 0;
+
+	(void)arg;
+	join.flags = KVP_NS_COPIED;
+	wire_desc(&join.desc, 512 * KIB, 1);
+	for (unsigned i = 0; i < 3; i++) {
+		CHECK(wire_open(&w[i], host.socket) == 0);
+		CHECK(wire_join_as(&w[i], &ns[i], &join) == 0);
+	}
+	CHECK(wire_stage(&ns[0], 64) == 0 && ns[0].staged.n_blocks == 1);
+	for (unsigned round = 0; round < 100 && !right; round++) {
+		CHECK(wire_stage(&ns[1], 64) == -KVP_ENOSPC);
+		CHECK(strstr(w[1].text, "raise --pool") != NULL);
+		CHECK(wire_stage(&ns[2], 64) == -KVP_ENOSPC);
+		CHECK(gives_up_its_stage(&ns[0]) >= 0);
+		right = wire_stage(&ns[2], 64) == -KVP_ENOSPC;
+		CHECK(!right || wire_stage(&ns[1], 64) == 0);
+		if (!right)
+			CHECK(gives_up_its_stage(&ns[2]) >= 0 && wire_stage(&ns[0], 64) == 0);
+	}
+	CHECK(right);
+	wire_sleep_ms(400); /* ns[2] has given up waiting: it is in nobody's way */
+	CHECK(gives_up_its_stage(&ns[1]) >= 0);
+	CHECK(wire_stage(&ns[0], 64) == 0);
+	return 0;
+}
+
+static void who_waits_longest_for_a_staging_area_gets_the_next(void **state)
+{
+	(void)state;
+	need_root();
+	run_as(BERT, waits_for_a_stage, NULL);
+}
+
 /* ---- sessions are their uid's ---- */
 
 static int steals_a_session(void *arg)
@@ -900,6 +980,8 @@ int main(int argc, char **argv)
 		WITH_DAEMON(the_groups_bits_let_the_group_in_and_nobody_else),
 		WITH_DAEMON(with_several_writers_publish_copies_into_memory_no_client_can_write),
 		WITH_DAEMON(staging_areas_of_all_together_stay_within_an_eighth_of_the_pool),
+		WITH_DAEMON(a_staging_area_given_up_is_memory_to_nobody),
+		WITH_DAEMON(who_waits_longest_for_a_staging_area_gets_the_next),
 		WITH_DAEMON(another_uids_session_cannot_be_resumed),
 		WITH_DAEMON(the_overflow_uid_could_be_anybody_and_is_refused),
 		WITH_DAEMON(all_objects_are_the_daemons_whatever_the_umask_and_strangers_get_nothing_by_name),
