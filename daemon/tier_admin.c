@@ -26,13 +26,40 @@ static void job_log_end(const char *what, const struct kvp_wire_admin_done *done
 		done->error ? strerror(done->error) : "");
 }
 
+static uint64_t tier_reclaimed(const struct tier *tier)
+{
+	struct spill_stats stats;
+
+	spill_set_stats(tier->spill, &stats);
+	return stats.reclaimed;
+}
+
+/* Blocks that a drain has written, and that are in no store any more: it went round.  What somebody deleted meanwhile is none of these: there
+   are no more of them than the stores have used anew. */
+static uint64_t drain_pushed(const struct job *job)
+{
+	uint64_t n = 0, most = tier_reclaimed(job->d->tier) - job->reclaimed;
+
+	for (uint64_t i = 0; most && i < job->todo_at; i++) {
+		struct ns *ns = ns_find(job->d, job->todo[i].ns_id);
+		const struct entry *e = ns ? ns_entry(ns, &job->todo[i].key) : NULL;
+
+		n += !e || (!e->cold && e->io == ENTRY_IDLE);
+	}
+	n = n > job->n_failed ? n - job->n_failed : 0;
+	n = n < most ? n : most;
+	return n < job->n_done ? n : job->n_done;
+}
+
 void job_answer_drain(struct job *job, bool late)
 {
-	struct kvp_wire_admin_done done = {.n_done = job->n_done,
-		.n_left = job->n_left,
+	uint64_t n_pushed = drain_pushed(job);
+	struct kvp_wire_admin_done done = {.n_done = job->n_done - n_pushed,
+		.n_left = job->n_left + n_pushed,
 		.n_failed = job->n_failed,
 		.error = job->error,
-		.late = late};
+		.late = late,
+		.n_pushed = n_pushed};
 
 	job->d->tier->drain = NULL;
 	job_log_end("drain", &done);
@@ -194,6 +221,7 @@ void tier_drain(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t d
 		peer_refuse(peer, KVP_MSG_DRAIN, msg_id, KVP_ENOMEM, "the daemon is out of memory");
 		return;
 	}
+	job->reclaimed = tier_reclaimed(d->tier);
 	d->tier->drain = job;
 	drain_step(d->tier);
 }

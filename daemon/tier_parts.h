@@ -63,6 +63,7 @@ struct job {
 	uint64_t n_noting; /* DELETE: of todo, from todo_at on: in the list being written */
 	int error; /* DRAIN: errno of the last write that failed; DELETE: why the store could not note it */
 	bool flushing;
+	uint64_t reclaimed; /* DRAIN: by the stores, when it began */
 	uint64_t n_want, ns_id, n_looks; /* EVICT; ns_id 0: all; looks in vain since the last block that went */
 };
 

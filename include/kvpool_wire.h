@@ -282,6 +282,7 @@ struct kvp_wire_admin_done {
 	uint64_t n_failed; /* of those left: could not be written */
 	int32_t error; /* errno of the last of them */
 	uint32_t late; /* 1: the deadline ended it */
+	uint64_t n_pushed; /* DRAIN: of those left: written, and pushed out by what was written after them */
 };
 #define KVP_ADMIN_DONE_LEAST 16u
 

@@ -245,9 +245,13 @@ static void drain_print_left(const struct kvp_wire_admin_done *done)
 		       " could not be written (%s): the store is full or failing, kvctl stats says why: mend that, "
 		       "then drain again",
 			done->n_failed, done->error ? strerror(done->error) : "no reason given");
-	if (done->n_left > done->n_failed)
+	if (done->n_pushed)
+		printf("; %" PRIu64
+		       " were written and pushed out again by those after them: the store has no room for all, give --spill more",
+			done->n_pushed);
+	if (done->n_left > done->n_failed + done->n_pushed)
 		printf("; %" PRIu64 " at the deadline: drain again, with a longer --deadline",
-			done->n_left - done->n_failed);
+			done->n_left - done->n_failed - done->n_pushed);
 }
 
 int drain_command(int argc, char **argv)

@@ -113,6 +113,45 @@ static void damage_payload(const struct trial *t, uint64_t k)
 	assert_true(found > 0);
 }
 
+static void a_drain_to_a_store_without_room_for_all_tells_how_many_are_left(void **state)
+{
+	enum { MANY = 500 };
+	struct trial trial, *t = &trial;
+	char out[1024] = "";
+	unsigned n_written = 0, n_left = 0, n_pushed = 0, n_there = 0;
+	const char *pushed;
+
+	(void)state;
+	trial_given(t, geteuid(), "64M", "16M"); /* 256 blocks of it at most */
+	trial_start(t);
+	trial_attach(t);
+	for (unsigned i = 0; i < MANY; i++) {
+		struct kvp_key key = wire_key(i);
+
+		assert_int_equal(trial_put(t->ns, &key, NULL, i, TRIAL_BLOCK), KVP_PUB_STORED);
+	}
+	assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "drain"), 1);
+	assert_int_equal(sscanf(out, "drained: %u blocks written, %u left", &n_written, &n_left), 2);
+	pushed = strstr(out, "left; ");
+	assert_non_null(pushed);
+	assert_int_equal(sscanf(pushed, "left; %u were written and pushed out again", &n_pushed), 1);
+	assert_int_equal(n_written + n_left, MANY);
+	assert_int_equal(n_pushed, n_left);
+	assert_in_range(n_written, 1, 256);
+	trial_detach(t);
+	host_kill(&t->host);
+	trial_memory_gone(t);
+	trial_start(t);
+	trial_attach(t);
+	for (unsigned i = 0; i < MANY; i++) {
+		struct kvp_key key = wire_key(i);
+
+		n_there += trial_get(t->ns, &key, i, TRIAL_BLOCK) == 1;
+	}
+	assert_int_equal(n_there, n_written);
+	assert_true(trial_end(t));
+}
+
 static void a_chain_with_a_damaged_block_is_usable_up_to_there_and_leaves_no_debris(void **state)
 {
 	struct trial *t = *state;
@@ -617,6 +656,7 @@ static void a_directory_read_only_all_of_a_sudden_shows_and_comes_back_when_it_i
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_drain_to_a_store_without_room_for_all_tells_how_many_are_left),
 		WITH_STORE(a_chain_with_a_damaged_block_is_usable_up_to_there_and_leaves_no_debris),
 		WITH_STORE(what_a_reader_had_read_back_may_go_when_it_has_left),
 		cmocka_unit_test(without_its_memory_each_block_is_right_or_missing),

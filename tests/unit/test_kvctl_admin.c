@@ -17,6 +17,7 @@ enum answer {
 	ANSWER_GARBAGE,
 	ANSWER_SHORT,
 	ANSWER_OTHER_TYPE,
+	ANSWER_PUSHED,
 	ANSWER_CLOSE,
 	ANSWER_NONE,
 	ANSWER_READ, /* none either, but the request was read */
@@ -57,6 +58,8 @@ static void serve(int listener, enum answer answer, uint64_t n_left, struct serv
 	} else if (answer == ANSWER_FAILED) {
 		reply.done.n_failed = n_left - 1;
 		reply.done.error = ENOSPC;
+	} else if (answer == ANSWER_PUSHED) {
+		reply.done.n_pushed = n_left - 1;
 	} else if (answer == ANSWER_IN_USE) {
 		reply.done.late = 0;
 	} else if (answer == ANSWER_OLD) {
@@ -134,6 +137,11 @@ static void drain_advises_more_time_only_where_time_was_short(void **state)
 	server = server_start(f, ANSWER_FAILED, 1001);
 	assert_int_equal(run_here(f, "drain"), 1);
 	assert_says(f->out, "1001 left; 1000 could not be written (No space left on device)");
+	assert_says(f->out, "1 at the deadline");
+	server_stop(f, &server);
+	server = server_start(f, ANSWER_PUSHED, 7);
+	assert_int_equal(run_here(f, "drain"), 1);
+	assert_says(f->out, "7 left; 6 were written and pushed out again");
 	assert_says(f->out, "1 at the deadline");
 	server_stop(f, &server);
 	server = server_start(f, ANSWER_OLD, 3); /* of a daemon that says no more */
