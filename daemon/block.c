@@ -15,6 +15,7 @@
 #include "index.h"
 #include "kvpool_desc.h"
 #include "log.h"
+#include "orphan.h"
 #include "policy.h"
 #include "reuse.h"
 #include "tier.h"
@@ -600,6 +601,11 @@ static bool block_forget_leaf(struct entry *e, void (*went)(void *owner, const s
 	return true;
 }
 
+bool block_let_go(struct entry *e)
+{
+	return block_forget_leaf(e, NULL, NULL);
+}
+
 bool block_forget(struct entry *top, void (*went)(void *owner, const struct entry *e), void *owner)
 {
 	struct entry *e = top;
@@ -628,6 +634,7 @@ bool block_drop_slab(struct ns *ns, struct slab *slab)
 	for (uint32_t i = 0; i < slab->n_slots; i++) {
 		uint64_t slot = (uint64_t)slab->place * ns->head->slots_per_slab + i;
 		enum kvp_block_state state = kvp_word_state(block_word(ns, slot));
+		struct entry *e;
 
 		if (slab->slots[i].io || state == KVP_BLOCK_RESTORING) {
 			done = false;
@@ -640,7 +647,10 @@ bool block_drop_slab(struct ns *ns, struct slab *slab)
 			block_free(ns, slot); /* who pins it holds nothing any more */
 		} else if (state == KVP_BLOCK_PUBLISHED) {
 			block_set_word(ns, slot, kvp_word_generation(block_word(ns, slot)), KVP_BLOCK_DRAINING);
-			block_unpublish(slab->slots[i].who);
+			e = slab->slots[i].who;
+			if (!e->cold)
+				orphan_add_below(e);
+			block_unpublish(e);
 		}
 	}
 	return done;
@@ -962,6 +972,7 @@ static void block_sweep_ends(struct daemon *d)
 		s->sweep_oldest = 0;
 	}
 	gauge_set(&d->pool.stats->counters.oldest_pin_ms, (uint64_t)oldest * KVP_TICK_MS);
+	gauge_add(&d->pool.stats->counters.pin_sweeps, 1); /* last: who reads it has what was counted */
 	session_limit_pins(d);
 	session_limit_age(d);
 }

@@ -57,6 +57,8 @@ bool block_evict(struct entry *e);
  *  @went: told of each that goes, just before it does; or NULL.
  *  Return: false: it or one of those is pinned, held, busy, or of another namespace, or they are many: call again. */
 bool block_forget(struct entry *e, void (*went)(void *owner, const struct entry *e), void *owner);
+/** block_let_go() - as block_forget(), of it alone: what hangs below it stays, without a parent. Return: false: in use. */
+bool block_let_go(struct entry *e);
 /** block_hold() - keep it from eviction until whoever was told of it has used it, for about a second at most */
 void block_hold(struct entry *e);
 /** block_used() - somebody used it in tick @used: if that is after block_hold(), it is held no longer */

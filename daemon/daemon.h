@@ -17,6 +17,7 @@
 
 struct io;
 struct ns;
+struct orphans;
 struct peer;
 struct reuse;
 struct session;
@@ -57,6 +58,8 @@ struct daemon {
 
 	/* policy.c */
 	uint64_t policy_seed; /* of the hashes of keys in learned orders */
+
+	struct orphans *orphans; /* orphan.c's, or NULL */
 
 	/* session.c */
 	struct session *sessions; /* list */

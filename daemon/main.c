@@ -22,6 +22,7 @@
 #include "guard.h"
 #include "log.h"
 #include "namespace.h"
+#include "orphan.h"
 #include "peer.h"
 #include "pressure.h"
 #include "quota.h"
@@ -72,6 +73,7 @@ static void beat_ring(struct loop_timer *timer)
 		beat->next_look = now + LOOK_NS;
 		session_look(d);
 		slab_look(d);
+		orphan_step(d);
 		block_sweep(d);
 		block_take_late(d);
 		quota_look(d);

@@ -13,6 +13,7 @@
 #include "events.h"
 #include "kvpool_desc.h"
 #include "namespace.h"
+#include "orphan.h"
 #include "policy.h"
 #include "tier.h"
 
@@ -382,9 +383,11 @@ static bool entry_settle(struct entry *e)
 }
 
 /* Hot ones in the order of their slots, which is that of memory; then the cold ones. */
-static bool ns_settle(struct ns *ns)
+static bool ns_settle(struct ns *ns, bool keep)
 {
-	bool all = true;
+	/* the last daemon may have had some of a broken slab's children that were in use */
+	bool broken = !keep && atomic_load(&ns->d->pool.stats->counters.slabs_condemned), all = true;
+	struct entry *e;
 
 	for (uint32_t place = 0; place < ns->head->max_places; place++) {
 		struct slab *slab = ns->d->slabs[place];
@@ -392,13 +395,17 @@ static bool ns_settle(struct ns *ns)
 		for (uint32_t i = 0; slab && slab->ns == ns && i < slab->n_slots; i++) {
 			uint64_t word = atomic_load(&ns->blocks[(uint64_t)place * slab->n_slots + i].word);
 
-			if (kvp_word_state(word) == KVP_BLOCK_PUBLISHED)
-				entry_settle(slab->slots[i].who);
+			if (kvp_word_state(word) != KVP_BLOCK_PUBLISHED)
+				continue;
+			e = slab->slots[i].who;
+			entry_settle(e);
+			if (broken && !e->parent && !kvp_key_is_none(&e->parent_key))
+				orphan_add(e);
 		}
 	}
 	if (!atomic_load(&ns->row->counters.cold))
 		return true;
-	for (struct entry *e = ns_entry_next(ns, NULL); e; e = ns_entry_next(ns, e))
+	for (e = ns_entry_next(ns, NULL); e; e = ns_entry_next(ns, e))
 		all = (e->slot != NO_SLOT || entry_settle(e)) && all;
 	return all;
 }
@@ -423,7 +430,7 @@ void ns_link_all(struct daemon *d, bool keep)
 	bool all = true;
 
 	for (struct ns *ns = d->namespaces; ns; ns = ns->next)
-		all = ns_settle(ns) && all;
+		all = ns_settle(ns, keep) && all;
 	for (struct ns *ns = all || keep ? NULL : d->namespaces; ns; ns = ns->next)
 		for (uint64_t i = 0; i < ns->entries.n_buckets; i++)
 			bucket_drop_unreachable(ns, i);

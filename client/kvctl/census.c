@@ -365,6 +365,10 @@ uint64_t census_missing_parents(const struct census *census, const struct census
 
 		if (!census->keys[at])
 			continue;
+		if (census->marks[(census->keys[at] - 1) / census->head->slots_per_slab]
+				 [(census->keys[at] - 1) % census->head->slots_per_slab] &
+			MARK_HELD)
+			continue;
 		parent = &census_block(census, census->keys[at] - 1)->parent;
 		if ((!parent->w[0] && !parent->w[1]) || census_has_key(census, parent) || census_has_key(base, parent))
 			continue;

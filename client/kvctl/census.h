@@ -26,6 +26,7 @@ struct census {
 	uint8_t **marks; /* by place, for each slot: held, hinted at */
 	/* recounted */
 	uint64_t slots, by_state[7], held_slots, draining;
+	uint64_t pins; /* hash of all pins in its places, with their stamps */
 	bool readable;
 };
 
@@ -38,7 +39,8 @@ void census_close(struct census *census);
 void census_count(struct census *census);
 /** census_check_blocks() - each published block: its fields, its key once, its hint findable; each hint: its slot */
 void census_check_blocks(struct census *census, struct findings *findings);
-/** census_missing_parents() - published blocks whose parent is not published here nor in @base (or NULL): it must be cold */
+/** census_missing_parents() - published blocks that nobody holds, whose parent is not published here nor in @base (or NULL): it must be
+ *  cold.  One that is held stays when its parent goes with a broken slab.  After census_hold(). */
 uint64_t census_missing_parents(const struct census *census, const struct census *base);
 
 /** census_block() - descriptor of a slot, NULL: no slab there, or out of bounds */

@@ -41,7 +41,7 @@ bool expect(struct findings *findings, enum finding_class class, bool ok, const 
 		return false;
 	}
 	finding = &findings->all[findings->n++];
-	finding->class = class;
+	*finding = (struct finding){.class = class};
 	snprintf(finding->object, sizeof(finding->object), "%s", object);
 	snprintf(finding->what, sizeof(finding->what), "%s", what);
 	snprintf(finding->expected, sizeof(finding->expected), "%s", expected);
@@ -60,15 +60,59 @@ bool expect_u64(struct findings *findings, enum finding_class class, const char 
 	return expect(findings, class, expected == found, object, what, text, "%" PRIu64, found);
 }
 
-static bool finding_in(const struct findings *findings, const struct finding *finding)
+bool expect_pins(struct findings *findings, const char *object, const char *what, uint64_t expected, uint64_t found,
+	uint64_t pins, uint64_t round)
 {
-	/* beyond FINDINGS_MAX nobody can tell: it may have been there */
-	if (findings->n_lost)
+	size_t n = findings->n;
+
+	if (expect_u64(findings, FINDING_SOFT, object, what, expected, found))
 		return true;
-	for (size_t i = 0; i < findings->n; i++)
-		if (!strcmp(findings->all[i].object, finding->object) && !strcmp(findings->all[i].what, finding->what))
-			return true;
+	if (findings->n > n) {
+		findings->all[n].of_pins = true;
+		findings->all[n].pins = pins;
+		findings->all[n].round = findings->all[n].since = round;
+	}
 	return false;
+}
+
+static bool finding_in(const struct findings *findings, struct finding *finding)
+{
+	for (size_t i = 0; i < findings->n; i++) {
+		const struct finding *before = &findings->all[i];
+
+		if (strcmp(before->object, finding->object) || strcmp(before->what, finding->what))
+			continue;
+		if (before->pins == finding->pins)
+			finding->since = before->since;
+		return true;
+	}
+	/* beyond FINDINGS_MAX nobody can tell: it may have been there */
+	return findings->n_lost;
+}
+
+static bool is_green(const struct finding *finding)
+{
+	return finding->of_pins && finding->round - finding->since < FINDING_ROUNDS;
+}
+
+size_t findings_n_green(const struct findings *findings)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < findings->n; i++)
+		n += is_green(&findings->all[i]);
+	return n;
+}
+
+void findings_drop_green(struct findings *findings)
+{
+	size_t kept = 0;
+
+	for (size_t i = 0; i < findings->n; i++)
+		if (!is_green(&findings->all[i]))
+			findings->all[kept++] = findings->all[i];
+	findings->n_skipped += findings->n - kept;
+	findings->n = kept;
 }
 
 void findings_keep_seen(struct findings *now, const struct findings *before)

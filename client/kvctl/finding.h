@@ -22,7 +22,13 @@ struct finding {
 	char what[120];
 	char expected[80];
 	char found[80];
+	bool of_pins; /* the daemon's sum is from its last round of looking at them: */
+	uint64_t pins, round,
+		since; /* how they stood, its rounds by then, and its rounds when they were first seen so */
 };
+
+/* A round that begins after the pins were seen, and its sum told: the third to begin after the one that was under way. */
+#define FINDING_ROUNDS 3u
 
 #define FINDINGS_MAX 1000 /* kept; all are counted */
 
@@ -44,7 +50,15 @@ bool expect(struct findings *findings, enum finding_class class, bool ok, const 
 bool expect_u64(struct findings *findings, enum finding_class class, const char *object, const char *what,
 	uint64_t expected, uint64_t found);
 
+/** expect_pins() - as expect_u64(), of what the daemon sums up in rounds. @pins: a hash of all pins that it is of. */
+bool expect_pins(struct findings *findings, const char *object, const char *what, uint64_t expected, uint64_t found,
+	uint64_t pins, uint64_t round);
+
 /** findings_keep_seen() - drop from @now what @before had not: only what lasts is a violation */
 void findings_keep_seen(struct findings *now, const struct findings *before);
+/** findings_n_green() - of pins that have not stood still for FINDING_ROUNDS of the daemon's, as yet */
+size_t findings_n_green(const struct findings *findings);
+/** findings_drop_green() - these are none: they count as skipped */
+void findings_drop_green(struct findings *findings);
 
 #endif

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "block_fixture.h"
+#include "daemon/orphan.h"
 #include "kvpool_desc.h"
 
 /* Gauges, words, entries, index, candidates and grants all tell the same story. */
@@ -590,6 +591,38 @@ static void a_condemned_slab_gives_up_all_its_blocks_and_grants_and_no_new_ones(
 	done_with(f);
 }
 
+static void what_hangs_below_a_condemned_slab_goes_at_once_and_what_is_held_when_it_is_let_go(void **state)
+{
+	struct fixture *f = given_pool(12);
+	uint64_t slots[SLOTS], n_published;
+	struct slab *broken;
+	struct entry *e = NULL;
+
+	(void)state;
+	for (unsigned i = 0; i < SLOTS; i++) { /* one chain over all slabs, one after the other */
+		e = given_block(f, e ? &e->key : NULL);
+		slots[i] = e->slot;
+	}
+	n_published = atomic_load(&f->row.counters.published);
+	pin(f, 0, slots[2 * WIDTH + 3], 1);
+	broken = &f->slabs[slots[WIDTH] / WIDTH];
+	broken->condemned = true;
+	slab_withdraw(broken);
+	assert_true(block_drop_slab(&f->ns, broken));
+	assert_int_equal(atomic_load(&f->row.counters.published), n_published - WIDTH);
+	for (unsigned i = 0; i < 3; i++)
+		orphan_step(&f->d);
+	/* three before the held one went, it and what is below it stay */
+	assert_int_equal(atomic_load(&f->row.counters.published), n_published - WIDTH - 3);
+	assert_int_equal(state_of(f, slots[2 * WIDTH + 3]), KVP_BLOCK_PUBLISHED);
+	pin(f, 0, slots[2 * WIDTH + 3], -1);
+	for (unsigned i = 0; i < 3; i++)
+		orphan_step(&f->d);
+	assert_int_equal(atomic_load(&f->row.counters.published), WIDTH);
+	assert_null(f->d.orphans);
+	done_with(f);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -610,6 +643,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(words_of_a_slab_that_is_gone_do_not_speak_for_the_one_at_its_place),
 		cmocka_unit_test(a_move_cut_short_by_a_kill_leaves_the_copy_somebody_may_hold),
 		cmocka_unit_test(a_condemned_slab_gives_up_all_its_blocks_and_grants_and_no_new_ones),
+		cmocka_unit_test(what_hangs_below_a_condemned_slab_goes_at_once_and_what_is_held_when_it_is_let_go),
 	};
 
 	if (argc > 1)

@@ -373,6 +373,8 @@ static void json_lists_each_violation(void **state)
 	json_decref(json);
 }
 
+static unsigned rounds = 1; /* of looking at all pins, at each beat */
+
 /* A child that beats as a daemon does, and puts one thing right after @ms. */
 static pid_t beat(struct fake *f, _Atomic uint64_t *gauge, uint64_t value, unsigned ms)
 {
@@ -382,6 +384,7 @@ static pid_t beat(struct fake *f, _Atomic uint64_t *gauge, uint64_t value, unsig
 		return pid;
 	for (unsigned t = 0;; t += 20) {
 		f->header->heartbeat_ns = fake_now();
+		f->stats->counters.pin_sweeps += rounds;
 		if (gauge && t >= ms)
 			*gauge = value;
 		usleep(20000);
@@ -401,6 +404,63 @@ static void a_running_daemon_is_given_time_to_put_things_right(void **state)
 	assert_true(fake_now() - before > 200000000u);
 	kill(pid, SIGKILL);
 	waitpid(pid, NULL, 0);
+}
+
+/* A pin that comes and goes: at each look it is there, at each of the daemon's it was not. */
+static pid_t use_again_and_again(struct fake *f)
+{
+	pid_t pid = fork();
+
+	if (pid)
+		return pid;
+	for (;; usleep(5000))
+		f->pins[0].stamp++;
+}
+
+static void sums_of_pins_that_move_are_not_compared_and_those_that_stand_still_are(void **state)
+{
+	struct fake *f = *state;
+	pid_t daemon, reader;
+
+	f->header->state = KVP_DAEMON_SERVING;
+	f->ns_row->counters.held = 0;
+	f->session_row->pins = 0;
+	daemon = beat(f, NULL, 0, 0);
+	reader = use_again_and_again(f);
+	assert_int_equal(run_here(f, "check"), 0);
+	assert_says(f->out, "2 sums not compared");
+	kill(reader, SIGKILL);
+	waitpid(reader, NULL, 0);
+	expect_violation(f, "ns-0000000000000011", "held: gauge, 1 in the pin tables");
+	kill(daemon, SIGKILL);
+	waitpid(daemon, NULL, 0);
+}
+
+static void a_daemon_that_gets_to_no_round_is_not_wrong_about_pins(void **state)
+{
+	struct fake *f = *state;
+	pid_t pid;
+
+	f->header->state = KVP_DAEMON_SERVING;
+	f->ns_row->counters.held = 0;
+	rounds = 0;
+	pid = beat(f, NULL, 0, 0);
+	rounds = 1;
+	assert_int_equal(run_here(f, "check"), 0);
+	assert_says(f->out, "1 sums not compared");
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+}
+
+static void a_block_in_use_may_have_lost_its_parent_with_a_broken_slab(void **state)
+{
+	struct fake *f = *state;
+
+	f->blocks[0].parent = (struct kvp_key){{0xbad, 0xbad}}; /* the session pins it */
+	expect_clean(f);
+	f->stats->counters.slabs_condemned = 1; /* whatever was broken: one that nobody holds goes */
+	f->blocks[2].parent = (struct kvp_key){{0xbad2, 0xbad}};
+	expect_violation(f, "ns-0000000000000011", "parents of published blocks are published or cold");
 }
 
 static void what_a_running_daemon_does_not_put_right_is_found(void **state)
@@ -550,6 +610,9 @@ int main(void)
 		test(json_lists_each_violation),
 		test(a_running_daemon_is_given_time_to_put_things_right),
 		test(what_a_running_daemon_does_not_put_right_is_found),
+		test(sums_of_pins_that_move_are_not_compared_and_those_that_stand_still_are),
+		test(a_daemon_that_gets_to_no_round_is_not_wrong_about_pins),
+		test(a_block_in_use_may_have_lost_its_parent_with_a_broken_slab),
 		test(a_dead_session_that_a_running_daemon_keeps_is_found),
 		test(looking_fills_no_hole),
 		test(purge_without_a_daemon_leaves_nothing),
