@@ -739,9 +739,10 @@ static HOT bool acquire_one(struct kvp_ns *ns, const struct kvp_key *key, struct
 	struct spot spot;
 	uint64_t handle;
 
-	if (!map || !part || !self->n_spare || map_is_learned(map) ||
+	if (!map || !part || !self->n_spare ||
 		atomic_load_explicit(&part->client, memory_order_relaxed) != ns->client ||
-		atomic_load_explicit(&ns->client->dead, memory_order_relaxed))
+		atomic_load_explicit(&ns->client->dead, memory_order_relaxed) ||
+		map_is_learned(map)) /* last: in a child after fork() it is not there to be looked at */
 		return false;
 	if (slot_try(map, slot_guess(map, key, false), key, &spot, true) != FOUND_PINNED)
 		return false;
