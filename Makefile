@@ -208,6 +208,10 @@ $(BUILD)/kvbench-quality: $(BUILD)/obj/tests/bench/quality.o $(BUILD)/obj/kvengi
 $(BUILD)/kvbench-attn: $(BUILD)/obj/tests/bench/attn.o $(BUILD)/libkvattn.a
 	$(call note,LD,$@)
 	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o %.a,$^) $(ATTN_LIBS) -o $@
+# metadata only: neither daemon nor library
+$(BUILD)/kvbench-policy: $(BUILD)/obj/tests/bench/policy.o $(POLICY_OBJ)
+	$(call note,LD,$@)
+	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o %.a,$^) -lm -o $@
 PEERS_HERE := $(if $(wildcard /usr/include/lmdb.h),$(if $(wildcard /usr/include/hiredis/hiredis.h),yes))
 $(BUILD)/obj/tests/bench/%.o: ALL_CFLAGS += -I/usr/include/hiredis
 
@@ -311,6 +315,11 @@ bench-attn: deps-build ## attention beside the machine's read ceiling, sgemm and
 	@$(BUILD)/kvctl bench attn --self
 	@$(BUILD)/kvbench-attn $(TOKENS)
 	@tests/bench/peers_attn $(TOKENS)
+
+.PHONY: bench-policy
+bench-policy: deps-build ## what a decision of the learned order costs, from ten thousand blocks to ten million (BLOCKS=10000000; 2 GB)
+	$(sub) $(BUILD)/kvbench-policy
+	@$(BUILD)/kvbench-policy $(BLOCKS)
 
 .PHONY: bench-quality
 bench-quality: deps-build ## what each type of K and V, and attention to a part of the keys, costs in quality

@@ -9,10 +9,12 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define GHOST_LINES_MIN 1024u
 #define BUCKETS_MIN 4096u
 #define NODES_MIN 1024u
+#define HUGE_PAGE (2ul << 20)
 
 /* Both halves of a product with the seed: who does not know it finds no keys alike.  A trace's keys nobody chose: 0, no seed. */
 static uint64_t block_hash(const struct blocks *b, const struct kvp_key *key)
@@ -30,6 +32,17 @@ static uint64_t block_hash(const struct blocks *b, const struct kvp_key *key)
 uint32_t block_tag(const struct blocks *b, const struct kvp_key *key)
 {
 	return (uint32_t)(block_hash(b, key) >> 20);
+}
+
+/* Of ten million blocks each look would miss the TLB too: larger pages, where the system gives some. */
+static void *with_huge_pages(void *at, size_t bytes)
+{
+	uintptr_t begin = ((uintptr_t)at + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1),
+		  end = ((uintptr_t)at + bytes) & ~(HUGE_PAGE - 1);
+
+	if (at && end > begin)
+		madvise((char *)at + (begin - (uintptr_t)at), end - begin, MADV_HUGEPAGE);
+	return at;
 }
 
 /* ---- ghosts ---- */
@@ -94,7 +107,7 @@ static uint8_t ghost_class(uint64_t ghost)
 static bool ghosts_init(struct ghosts *g, uint64_t capacity)
 {
 	g->n_lines = capacity > GHOST_LINES_MIN ? capacity : GHOST_LINES_MIN;
-	g->line = calloc(g->n_lines, sizeof(*g->line));
+	g->line = with_huge_pages(calloc(g->n_lines, sizeof(*g->line)), g->n_lines * sizeof(*g->line));
 	return g->line;
 }
 
@@ -105,7 +118,7 @@ bool blocks_init(struct blocks *b, uint64_t capacity, uint64_t seed)
 	for (b->n_buckets = BUCKETS_MIN; b->n_buckets < 2 * capacity && b->n_buckets < 1ull << 32;)
 		b->n_buckets *= 2;
 	b->buckets_room = b->n_buckets;
-	b->bucket = calloc(b->n_buckets, sizeof(*b->bucket));
+	b->bucket = with_huge_pages(calloc(b->n_buckets, sizeof(*b->bucket)), b->n_buckets * sizeof(*b->bucket));
 	if (b->bucket && ghosts_init(&b->ghosts, capacity))
 		return true;
 	blocks_free(b);
@@ -144,7 +157,7 @@ static void blocks_split(struct blocks *b)
 
 		if (!more)
 			return;
-		b->bucket = more;
+		b->bucket = with_huge_pages(more, 2 * b->buckets_room * sizeof(*more));
 		b->buckets_room *= 2;
 	}
 	to = &b->bucket[b->n_buckets++];
@@ -218,7 +231,7 @@ static uint32_t blocks_new(struct blocks *b)
 
 			if (!node)
 				return 0;
-			b->node = node;
+			b->node = with_huge_pages(node, room * sizeof(*node));
 			b->room = (uint32_t)room;
 		}
 		i = ++b->n;

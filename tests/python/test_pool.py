@@ -349,6 +349,7 @@ def test_deleted_blocks_are_gone_and_cleared_ones_too(ns):
     assert ns.delete(keys[:4], timeout=2) == 3
     assert ns.states(keys)[:4] == [kvpool.Hit.RAM] + [kvpool.Hit.MISS] * 3
     assert ns.touch(keys) == 5
+    assert ns.request(keys, kvpool.Hint.CONTINUES) is None
     assert ns.stats().ram_blocks == 5 and ns.stats().stored == 8
     assert ns.clear(timeout=4) == 1
     view.release()

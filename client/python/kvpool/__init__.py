@@ -9,10 +9,10 @@
 
 With no daemon everything works and nothing is found: a miss is an answer, never an exception.
 """
-from ._api import (Block, Client, Completion, Counts, Descriptor, Error, Event, EventKind, Events, Hit, Key, Layout,
+from ._api import (Block, Client, Completion, Counts, Descriptor, Error, Event, EventKind, Events, Hint, Hit, Key, Layout,
                    MissReason, Namespace, PublishResult, Queue, Sequence, State, Stats, Status, Type, View)
 
-__all__ = ["Block", "Client", "Completion", "Counts", "Descriptor", "Error", "Event", "EventKind", "Events", "Hit",
+__all__ = ["Block", "Client", "Completion", "Counts", "Descriptor", "Error", "Event", "EventKind", "Events", "Hint", "Hit",
            "Key", "Layout", "MissReason", "Namespace", "PublishResult", "Queue", "Sequence", "State", "Stats",
            "Status", "Type", "View"]
 __version__ = "0.1.0"

@@ -90,6 +90,15 @@ class Status(enum.IntEnum):
     SHORT = 4
 
 
+class Hint(enum.IntEnum):
+    """What comes after a request; advice."""
+
+    NONE = 0
+    ENDS = 1
+    CONTINUES = 2
+    SOON = 3
+
+
 class EventKind(enum.IntEnum):
     STORED = 1
     REMOVED = 2
@@ -492,6 +501,10 @@ class Namespace:
     def clear(self, timeout: float = 10) -> int:
         """All blocks go, for good; its owner's right. Return: blocks left because they are in use."""
         return _check(_pool.kvp_clear(self._raw, _deadline(timeout)))
+
+    def request(self, keys: SequenceOf[Key], hint: Hint = Hint.NONE) -> None:
+        """Say what is about to be used and published, a chain from its first block on, and what comes after it; does not wait."""
+        _check(_pool.kvp_request(self._raw, _keys(keys), len(keys), hint))
 
     def touch(self, keys: SequenceOf[Key]) -> int:
         """Count as a use; does not wait. Return: how many lie in memory."""

@@ -158,6 +158,7 @@ _POOL = {
     "kvp_match": (c.c_int64, [c.POINTER(MatchPart), c.c_uint32, c.c_uint32, c.c_uint32, c.POINTER(c.c_uint8)]),
     "kvp_acquire": (c.c_int64, [PTR, c.POINTER(Key), c.c_uint32, c.c_uint32, c.c_uint64, c.POINTER(View)]),
     "kvp_prefetch": (c.c_int64, [PTR, c.POINTER(Key), c.c_uint32]),
+    "kvp_request": (c.c_int, [PTR, c.POINTER(Key), c.c_uint32, c.c_uint32]),
     "kvp_release": (c.c_int, [c.POINTER(View), c.c_uint32]),
     "kvp_lost": (c.c_int, [c.POINTER(View), c.c_uint32]),
     "kvp_view_node": (c.c_int, [c.POINTER(View)]),
