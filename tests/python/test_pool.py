@@ -1,6 +1,7 @@
 """The package against a real daemon."""
 import errno
 import gc
+import math
 import multiprocessing
 import os
 import select
@@ -277,7 +278,7 @@ time.sleep(60)
         process.wait()
 
 
-def test_the_example_of_the_readme_finds_in_its_second_run_what_its_first_one_stored(daemon, tmp_path):
+def test_the_example_of_the_readme_finds_in_its_second_run_what_its_first_one_stored(daemon, client, tmp_path):
     readme = open(os.path.join(os.path.dirname(os.path.dirname(kvpool.__file__)), "README.md")).read()
     program = readme.split("```python\n")[1].split("```")[0]
     environment = dict(os.environ, KVPOOL_SOCKET=daemon.socket,
@@ -287,9 +288,46 @@ def test_the_example_of_the_readme_finds_in_its_second_run_what_its_first_one_st
         return subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True).stdout
 
     environment["KVPOOL_SOCKET"] = str(tmp_path / "nobody")
-    assert run() == ""
+    assert run() == "not stored: DETACHED\n"
     environment["KVPOOL_SOCKET"] = daemon.socket
+    more = [client.namespace(f"other-{i}", kvpool.Descriptor.opaque("test/1", 1 << 16, 16)) for i in range(8)]
+    for other in more:  # more namespaces than the pool's four slabs: the example's waits for one of theirs
+        assert other.put(other.key("a"), b"x" * 1000, timeout=60)
     assert run() == "" and run() == "4 b'KVKV'\n" * 4
+
+
+def test_a_queue_that_is_not_made_by_its_client_is_refused_by_the_name_of_the_way(client, ns):
+    for wrong, way in ((lambda: kvpool.Queue(client), r"client\.queue\(\)"), (lambda: kvpool.Namespace(client, "m"), r"client\.namespace\("),
+                       (lambda: kvpool.Sequence(client, ns), r"ns\.sequence\(\)")):
+        with pytest.raises(TypeError, match=way):
+            wrong()
+    raised = []
+    hook, sys.unraisablehook = sys.unraisablehook, raised.append
+    try:
+        with pytest.raises(TypeError):
+            kvpool.Queue(client)
+        gc.collect()
+    finally:
+        sys.unraisablehook = hook
+    assert raised == []
+
+
+def test_an_infinite_timeout_is_no_limit_and_what_is_no_number_is_refused(daemon, client, ns):
+    forever = math.inf
+    key = ns.key("a")
+    assert ns.put(key, b"abc", timeout=forever)
+    assert len(ns.reserve(1, timeout=forever)) == 1
+    assert bytes(ns.acquire([key], timeout=forever)[0].data) == b"abc"
+    client.ping(forever)
+    with client.queue() as queue:
+        queue.delete(ns, [key], timeout=forever)
+        assert queue.poll(forever)[0].ok
+    kvpool.Client(daemon.socket, connect_timeout=forever).close()
+    assert ns.get(key, timeout=-forever) is None
+    for call in (lambda: ns.reserve(1, math.nan), lambda: ns.acquire([key], math.nan), lambda: client.ping(math.nan),
+                 lambda: kvpool.Client(daemon.socket, connect_timeout=math.nan)):
+        with pytest.raises(ValueError, match="math.inf"):
+            call()
 
 
 def test_private_blocks_are_always_given_and_never_published(client, ns, tmp_path):

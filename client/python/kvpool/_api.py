@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes as c
 import enum
 import errno
+import math
 import os
 import sys
 import threading
@@ -27,6 +28,8 @@ from ._buffer import Memory, token_memory
 _pool = _lib.pool
 Key = bytes  # 16 bytes; Namespace.key() and Namespace.hash_chain() make them
 _KEY_BYTES = 16
+_YEARS = 1e9  # seconds: 31 years stand for ever, as the longest deadline C is given
+_CONNECT_MOST = 4e6  # seconds: kvp_open() takes milliseconds in 32 bits
 
 
 class Error(OSError):
@@ -181,9 +184,21 @@ def _check(result: int, client: Any = None) -> int:
     return result
 
 
+def _seconds(timeout: float, most: float) -> float:
+    if math.isnan(timeout):
+        raise ValueError("timeout: not a number; give seconds, 0 (do not wait) or math.inf (no limit)")
+    return min(timeout, most)
+
+
+def _made(handle: Any, what: str, how: str) -> "_Handle":
+    if not isinstance(handle, _Handle):
+        raise TypeError(f"a {what} is made by {how}")
+    return handle
+
+
 def _deadline(timeout: float) -> int:
-    """Seconds from now as the library's deadline; 0: do not wait."""
-    return time.monotonic_ns() + int(timeout * 1e9) if timeout > 0 else 0
+    """Seconds from now as the library's deadline; 0: do not wait; math.inf: as long as it takes."""
+    return time.monotonic_ns() + int(_seconds(timeout, _YEARS) * 1e9) if not timeout <= 0 else 0
 
 
 def _keys(keys: SequenceOf[Key]) -> Any:
@@ -284,7 +299,7 @@ class Client:
     def __init__(self, socket: Optional[str] = None, *, name: Optional[str] = None, connect_timeout: float = 1.0,
                  offline: bool = False, stock_blocks: int = 0):
         """``socket``: None: KVPOOL_SOCKET of the environment, else the default.  ``name``: shown by kvctl clients."""
-        opts = _lib.OpenOpts(size=c.sizeof(_lib.OpenOpts), connect_timeout_ms=max(1, int(connect_timeout * 1000)),
+        opts = _lib.OpenOpts(size=c.sizeof(_lib.OpenOpts), connect_timeout_ms=max(1, int(_seconds(connect_timeout, _CONNECT_MOST) * 1000)),
                              socket=os.fsencode(socket) if socket else None, comm=name.encode() if name else None,
                              flags=2 if offline else 0, stock_blocks=stock_blocks)
         handle = c.c_void_p()
@@ -359,7 +374,7 @@ class Namespace:
     """The blocks of one model in one layout for one trust domain; made by ``Client.namespace()``."""
 
     def __init__(self, handle: _Handle, name: str):
-        self._handle: Optional[_Handle] = handle
+        self._handle: Optional[_Handle] = _made(handle, "namespace", "client.namespace(name, descriptor)")
         self.name = name
         info = self._info()
         self.block_bytes: int = info.block_bytes
@@ -451,7 +466,9 @@ class Namespace:
     # ---- write ----
 
     def reserve(self, n: int = 1, timeout: float = 0, private: bool = False) -> List["Block"]:
-        """Up to ``n`` blocks to store into; fewer is normal, none with no daemon.
+        """Up to ``n`` blocks to store into, waiting ``timeout`` seconds for room; fewer is normal, none with no daemon.
+
+        A new namespace in a full pool waits until a slab of others was emptied for it: seconds, where there are many.
 
         ``private``: always ``n``, the rest in memory of this process's own: of use to compute in, refused when published.
         """
@@ -711,7 +728,7 @@ class Sequence:
     """
 
     def __init__(self, handle: _Handle, ns: Namespace):
-        self._handle: Optional[_Handle] = handle
+        self._handle: Optional[_Handle] = _made(handle, "sequence", "ns.sequence()")
         self.ns = ns
 
     @property
@@ -769,8 +786,9 @@ class Queue:
     _GET, _PUT, _EXISTS, _DELETE = 1, 2, 3, 4
 
     def __init__(self, handle: _Handle):
-        self._handle: Optional[_Handle] = handle
+        self._handle: Optional[_Handle] = None  # close() comes for one that was never made, too
         self._running: dict = {}  # tag: the library writes there until it is polled
+        self._handle = _made(handle, "queue", "client.queue()")
         self._next = 1
 
     @property
