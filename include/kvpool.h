@@ -464,6 +464,7 @@ enum kvp_reserve_flags {
 
 /**
  * kvp_reserve() - get up to @n writable blocks, from the local stock when it has them (no round trip)
+ * A namespace without memory gets some once a slab of another was emptied for it: a deadline of a second and more waits for that.
  * Return: blocks given, fewer than n is normal; -KVP_EINVAL; -KVP_EACCES; -KVP_ENOMEM.
  */
 KVP_API int64_t kvp_reserve(
@@ -662,10 +663,9 @@ struct kvp_kernels {
 	int (*put)(const struct kvattn_geom *geom, void *block, uint32_t first_token, uint32_t n_tokens, const float *k,
 		size_t k_stride, const float *v, size_t v_stride);
 };
-#define KVP_KERNELS_OF_KVATTN /* with kvattn.h included */ \
+#define KVP_KERNELS_OF_KVATTN /* with kvattn.h included; in the order of the fields, which C++ before 20 wants */ \
 	{ \
-		.size = sizeof(struct kvp_kernels), .summarise = kvattn_summarise, .convert = kvattn_convert, \
-		.get = kvattn_get, .put = kvattn_put \
+		sizeof(struct kvp_kernels), 0, kvattn_summarise, kvattn_convert, kvattn_get, kvattn_put \
 	}
 
 /**

@@ -313,8 +313,10 @@ int kvp_counts(const struct kvp_client *client, struct kvp_counts *counts)
 
 	if (r < 0)
 		return r;
-	if (!counts || counts->size != sizeof(*counts))
-		return fail(-KVP_EINVAL, "counts.size: this library knows %zu", sizeof(*counts));
+	if (!counts)
+		return fail(-KVP_EINVAL, "counts: a null pointer");
+	if (counts->size != sizeof(*counts))
+		return fail(-KVP_EINVAL, "counts.size: %u, this library knows %zu", counts->size, sizeof(*counts));
 	count_sum((struct kvp_client *)(uintptr_t)client, sums, NULL);
 	*counts = (struct kvp_counts){.size = sizeof(*counts),
 		.lookups = sums[COUNT_LOOKUPS],

@@ -225,8 +225,10 @@ int kvp_stats(struct kvp_ns *ns, struct kvp_stats_of *stats, uint64_t deadline_n
 
 	if (r < 0)
 		return r;
-	if (!stats || stats->size != sizeof(*stats))
-		return fail(-KVP_EINVAL, "stats.size: this library knows %zu", sizeof(*stats));
+	if (!stats)
+		return fail(-KVP_EINVAL, "stats: a null pointer");
+	if (stats->size != sizeof(*stats))
+		return fail(-KVP_EINVAL, "stats.size: %u, this library knows %zu", stats->size, sizeof(*stats));
 	head.ns_id = map->ns_id;
 	request = request_of(map, KVP_MSG_USAGE, &head, sizeof(head), NULL, 0);
 	if (!request)

@@ -22,8 +22,10 @@ static int ns_opts_bad(const struct kvp_client *client, const struct kvp_ns_opts
 			       KVP_NS_SPILL_PLAIN | KVP_NS_LAYERS;
 	const char *field;
 
-	if (!opts || opts->size != sizeof(*opts))
-		return fail(-KVP_EINVAL, "opts.size: this library knows %zu", sizeof(*opts));
+	if (!opts)
+		return fail(-KVP_EINVAL, "opts: a null pointer");
+	if (opts->size != sizeof(*opts))
+		return fail(-KVP_EINVAL, "opts.size: %u, this library knows %zu", opts->size, sizeof(*opts));
 	if (!opts->name || !kvp_name_ok(opts->name))
 		return fail(-KVP_EINVAL, "opts.name: 1 to %d of A-Z a-z 0-9 . _ - and not starting with a dot",
 			KVP_NAME_MAX - 1);
@@ -180,8 +182,10 @@ int kvp_ns_info(const struct kvp_ns *ns, struct kvp_ns_info *info)
 
 	if (r < 0)
 		return r;
-	if (!info || info->size != sizeof(*info))
-		return fail(-KVP_EINVAL, "info.size: this library knows %zu", sizeof(*info));
+	if (!info)
+		return fail(-KVP_EINVAL, "info: a null pointer");
+	if (info->size != sizeof(*info))
+		return fail(-KVP_EINVAL, "info.size: %u, this library knows %zu", info->size, sizeof(*info));
 	map = atomic_load_explicit(&ns->map, memory_order_acquire);
 	*info = (struct kvp_ns_info){.size = sizeof(*info),
 		.flags = ns->flags,

@@ -363,8 +363,10 @@ int kvp_queue_open(struct kvp_client *client, const struct kvp_queue_opts *opts,
 
 	if (r < 0)
 		return r;
-	if (!result || (opts && opts->size != sizeof(*opts)))
-		return fail(-KVP_EINVAL, "opts.size: this library knows %zu", sizeof(*opts));
+	if (!result)
+		return fail(-KVP_EINVAL, "queue: a null pointer");
+	if (opts && opts->size != sizeof(*opts))
+		return fail(-KVP_EINVAL, "opts.size: %u, this library knows %zu", opts->size, sizeof(*opts));
 	if (n_threads > KVP_QUEUE_THREADS_MAX)
 		return fail(-KVP_EINVAL, "opts.n_threads: %u, at most %u", n_threads, KVP_QUEUE_THREADS_MAX);
 	queue = calloc(1, sizeof(*queue));

@@ -757,8 +757,10 @@ int kvp_seq_stats(const struct kvp_seq *seq, struct kvp_seq_stats *stats)
 
 	if (r < 0)
 		return r;
-	if (!stats || stats->size != sizeof(*stats))
-		return fail(-KVP_EINVAL, "stats.size: this library knows %zu", sizeof(*stats));
+	if (!stats)
+		return fail(-KVP_EINVAL, "stats: a null pointer");
+	if (stats->size != sizeof(*stats))
+		return fail(-KVP_EINVAL, "stats.size: %u, this library knows %zu", stats->size, sizeof(*stats));
 	*stats = (struct kvp_seq_stats){.size = sizeof(*stats),
 		.lost = seq->lost,
 		.tokens = seq->n_tokens,

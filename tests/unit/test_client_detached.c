@@ -229,6 +229,23 @@ static void in_the_child_of_a_fork_handles_are_dead(void **state)
 	kvp_seq_close(seq);
 }
 
+static void a_null_pointer_is_called_one_and_no_wrong_size(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_ns *ns;
+
+	assert_int_equal(kvp_ns_open(f->client, NULL, &ns), -KVP_EINVAL);
+	assert_string_equal(kvp_error(f->client), "opts: a null pointer");
+	assert_int_equal(kvp_ns_info(f->ns, NULL), -KVP_EINVAL);
+	assert_string_equal(kvp_error(f->client), "info: a null pointer");
+	assert_int_equal(kvp_counts(f->client, NULL), -KVP_EINVAL);
+	assert_string_equal(kvp_error(f->client), "counts: a null pointer");
+	assert_int_equal(kvp_queue_open(f->client, NULL, NULL), -KVP_EINVAL);
+	assert_string_equal(kvp_error(f->client), "queue: a null pointer");
+	assert_int_equal(kvp_ns_open(f->client, &(struct kvp_ns_opts){.size = 3}, &ns), -KVP_EINVAL);
+	assert_non_null(strstr(kvp_error(f->client), "opts.size: 3, this library knows"));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -239,6 +256,7 @@ int main(void)
 		TEST(private_blocks_are_usable_and_publishing_them_is_no_error),
 		TEST(a_forged_or_released_handle_has_no_effect),
 		TEST(arguments_out_of_range_are_named),
+		TEST(a_null_pointer_is_called_one_and_no_wrong_size),
 		TEST(in_the_child_of_a_fork_handles_are_dead),
 	};
 
