@@ -210,12 +210,46 @@ static int option_take(int id, const char *value, struct config *config)
 	}
 }
 
+/* The option that begins most alike; "": none does. */
+static const char *option_like(const char *name)
+{
+	const char *best = "";
+	size_t most = 1; /* one letter alike is none */
+
+	for (const struct option *option = options; option->name; option++) {
+		size_t n = 0;
+
+		while (name[n] && name[n] == option->name[n])
+			n++;
+		if (n > most) {
+			most = n;
+			best = option->name;
+		}
+	}
+	return best;
+}
+
+static int option_wrong(int id, const char *word)
+{
+	const char *like = option_like(word + strspn(word, "-"));
+
+	if (id == ':')
+		fprintf(stderr, "kvengine: %s needs a value; kvengine --help lists the options\n", word);
+	else
+		fprintf(stderr, "kvengine: unknown option %s;%s%s%s kvengine --help lists the options\n", word,
+			like[0] ? " did you mean --" : "", like, like[0] ? "?" : "");
+	return -EINVAL;
+}
+
 /* Return: 0; 1 help was given; -EINVAL with the reason printed. */
 static int config_parse(int argc, char **argv, struct config *config)
 {
 	int id;
 
-	while ((id = getopt_long(argc, argv, "", options, NULL)) != -1) {
+	opterr = 0;
+	while ((id = getopt_long(argc, argv, ":", options, NULL)) != -1) {
+		if (id == '?' || id == ':')
+			return option_wrong(id, argv[optind - 1]);
 		if (id == OPT_HELP) {
 			fputs(usage, stdout);
 			return 1;
