@@ -178,7 +178,7 @@ uint64_t pool_clock(const struct pool *pool)
 static void pool_header_fill(struct pool *pool, const struct config *config)
 {
 	struct kvp_pool_header *header = pool->header;
-	uint64_t max_places = 2 * ((config->pool_bytes + config->slab_bytes - 1) / config->slab_bytes) + 64;
+	uint64_t max_places = 2 * (config->pool_bytes / config->slab_bytes) + 64;
 	FILE *file;
 	char boot[UUID_STR_LEN] = "";
 

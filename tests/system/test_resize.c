@@ -335,9 +335,25 @@ static void a_start_with_a_smaller_pool_shrinks_to_it_and_keeps_the_blocks_that_
 
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
+static void a_pool_can_grow_to_twice_its_slabs_and_sixty_four(void **state)
+{
+	/* the second is no multiple of a slab: what is left of it stays unused, and gives no room to grow either */
+	static const char *const sizes[] = {"42M", "43M"};
+
+	(void)state;
+	for (unsigned i = 0; i < 2; i++) {
+		struct fixture *f = given((const char *[]){"--pool", sizes[i], "--slab", "2M", "--spill", "off", NULL});
+
+		assert_int_equal(f->host.stats->max_places, 2 * 21 + 64);
+		host_close(&f->host);
+		free(f);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_pool_can_grow_to_twice_its_slabs_and_sixty_four),
 		TEST(an_empty_pool_shrinks_and_grows_to_the_byte),
 		TEST(a_full_pool_shrinks_by_what_was_used_least_lately),
 		TEST(what_is_held_stays_and_the_answer_says_so_and_it_goes_when_it_is_let_go),

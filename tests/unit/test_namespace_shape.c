@@ -17,7 +17,7 @@ static struct kvp_pool_header pool_of(uint64_t pool_bytes, uint64_t slab_bytes)
 {
 	return (struct kvp_pool_header){.pool_bytes = pool_bytes,
 		.slab_bytes = slab_bytes,
-		.max_places = (uint32_t)(2 * ((pool_bytes + slab_bytes - 1) / slab_bytes) + 64)};
+		.max_places = (uint32_t)(2 * (pool_bytes / slab_bytes) + 64)};
 }
 
 static void a_slab_is_whole_blocks_and_less_than_seven_percent_of_it_lies_idle(void **state)
