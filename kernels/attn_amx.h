@@ -52,23 +52,39 @@ static uint32_t row_blocks(uint32_t rows)
 	return (rows + PART_ROWS - 1) / PART_ROWS;
 }
 
-/* Sixteen numbers of sixteen bits as rows of parts, @stride elements apart. */
-INLINE void parts_store(vec a, uint16_t *to, size_t stride)
+/* The upper half of each of 32 numbers. */
+INLINE __m512i upper_halves(vec a, vec b)
 {
-	UNROLL for (uint32_t p = 0; p < PARTS; p++)
-	{
-		const __m512i bits = _mm512_castps_si512(a);
+	static const uint16_t odd[32] = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 33, 35, 37, 39, 41,
+		43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
 
-		_mm256_storeu_si256(
-			(__m256i *)(void *)(to + p * stride), _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
-		a = _mm512_sub_ps(a, _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32((int)0xffff0000))));
-	}
+	return _mm512_permutex2var_epi16(_mm512_castps_si512(a), _mm512_loadu_si512(odd), _mm512_castps_si512(b));
+}
+
+INLINE vec lower_half(vec a)
+{
+	const __m512i upper = _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32((int)0xffff0000));
+
+	return _mm512_sub_ps(a, _mm512_castsi512_ps(upper));
+}
+
+/* 32 numbers of sixteen bits as rows of two parts, @stride elements apart. */
+INLINE void parts_store(vec a, vec b, uint16_t *to, size_t stride)
+{
+	_mm512_storeu_si512(to, upper_halves(a, b));
+	_mm512_storeu_si512(to + stride, upper_halves(lower_half(a), lower_half(b)));
 }
 
 /* The sums of a row's parts as one. */
 INLINE vec parts_joined(const float *sums, size_t stride)
 {
 	return vec_add(vec_load(sums + stride), vec_load(sums));
+}
+
+/* Dims @d and on of @dim, zeros behind the last. */
+INLINE vec query_short(const float *from, uint32_t dim, uint32_t d)
+{
+	return vec_short(_mm512_maskz_loadu_ps((__mmask16)attn_low_bits((int64_t)dim - d), from + d));
 }
 
 /* [head][row][part][dims of all steps] */
@@ -83,10 +99,8 @@ TARGET static void amx_queries(const struct tiled *x)
 			uint16_t *to =
 				w->q_parts + ((size_t)h * row_blocks(w->rows) * TILE_ROWS + (size_t)r * PARTS) * pad;
 
-			for (uint32_t d = 0; d < pad; d += LANES)
-				parts_store(vec_short(_mm512_maskz_loadu_ps(
-						    (__mmask16)attn_low_bits((int64_t)dim - d), from + d)),
-					to + d, pad);
+			for (uint32_t d = 0; d < pad; d += STEP_DIMS)
+				parts_store(query_short(from, dim, d), query_short(from, dim, d + LANES), to + d, pad);
 		}
 }
 
@@ -102,8 +116,8 @@ TARGET static void amx_weights(const struct work *w, uint32_t block)
 			memset(to, 0, PARTS * ATTN_TILE * sizeof(*to));
 			continue;
 		}
-		for (uint32_t j = 0; j < ATTN_TILE; j += LANES)
-			parts_store(vec_load(weight + j), to + j, ATTN_TILE);
+		for (uint32_t j = 0; j < ATTN_TILE; j += 2 * LANES)
+			parts_store(vec_load(weight + j), vec_load(weight + j + LANES), to + j, ATTN_TILE);
 	}
 }
 

@@ -169,7 +169,7 @@ BYTES_TARGET static void fours_scores_apart(const struct tiled *x, const struct 
 	for (uint32_t r = 0; r < w->rows; r++) {
 		float *score = w->weight + (size_t)r * ATTN_TILE + s * SUB_TOKENS;
 
-		scores_take(KVATTN_F32, true, 1, 1, query_row(w, h, r), x->k.dim, base, NULL, 0, score);
+		scores_take(KVATTN_F32, true, 1, 1, query_row(w, h, r), x->k.dim, base, NULL, NULL, 0, score);
 	}
 }
 

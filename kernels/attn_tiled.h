@@ -28,6 +28,14 @@ struct fetch {
 	size_t turn;
 };
 
+/* The next step's K and V, asked for little by little where many rows work on this one. */
+struct soon {
+	const char *at[2][STREAMS];
+	uint32_t lines[2]; /* of a stream's K, and V */
+	uint32_t asked; /* lines of every stream */
+	uint32_t each; /* time */
+};
+
 struct tiled {
 	struct work w;
 	struct geom_tensor k, v;
@@ -189,6 +197,47 @@ static void lanes_open(const struct tiled *x, const struct tile *tile, const str
 	}
 }
 
+/* ---- What is asked for ahead of time ---- */
+
+/* Where stream @s goes on in step @next_step of head @head; nowhere: @otherwise. */
+static const char *stream_next(const struct tiled *x, const struct geom_tensor *t, uint32_t next_step, uint32_t head,
+	uint32_t s, const char *otherwise)
+{
+	if (next_step >= SPLIT_STEPS || !x->tiles[next_step].sub[s].whole)
+		return otherwise;
+	return tile_addr(t, &x->tiles[next_step].sub[s], head);
+}
+
+/* I4 is asked for while it is widened. */
+static struct soon soon_open(const struct tiled *x, uint32_t next_step, uint32_t head)
+{
+	const uint32_t groups = (x->w.rows + KEY_ROWS - 1) / KEY_ROWS;
+	const uint32_t calls = groups * ((x->k.dim + SUB_TOKENS - 1) / SUB_TOKENS); /* of soon_ask(), at least */
+	struct soon soon = {.lines = {(uint32_t)(x->k_bytes / 64), (uint32_t)(x->v_bytes / 64)}};
+
+	for (uint32_t s = 0; s < STREAMS && x->k.type != KVATTN_I4; s++) {
+		soon.at[0][s] = stream_next(x, &x->k, next_step, head, s, NULL);
+		soon.at[1][s] = stream_next(x, &x->v, next_step, head, s, NULL);
+	}
+	soon.each = (soon.lines[0] + soon.lines[1] + calls - 1) / calls;
+	return soon;
+}
+
+/* Into the second-level cache: in the first one it would be in the way of what is worked on. */
+INLINE void soon_ask(struct soon *soon)
+{
+	for (uint32_t i = 0; i < soon->each; i++, soon->asked++) {
+		const bool values = soon->asked >= soon->lines[0];
+		const uint32_t line = soon->asked - (values ? soon->lines[0] : 0);
+
+		if (values && line >= soon->lines[1])
+			return;
+		for (uint32_t s = 0; s < STREAMS; s++)
+			if (soon->at[values][s])
+				__builtin_prefetch(soon->at[values][s] + (size_t)line * 64, 0, 2);
+	}
+}
+
 /* ---- Queries: KEY_ROWS rows at a time as [dim][row], what is left over row by row ---- */
 
 /* The first of the rows that row @r lies with, and how many they are. */
@@ -283,7 +332,8 @@ INLINE void scores_dims(const int type, const int n_rows, const uint32_t n_strea
 
 /* @wide: the tile was widened, its streams lie side by side */
 INLINE void scores_take(const int type, const bool wide, const int n_rows, const uint32_t n_streams, const float *q,
-	uint32_t dim, const char *const *k, const struct fetch *fetch, uint32_t s0, float *score)
+	uint32_t dim, const char *const *k, const struct fetch *fetch, struct soon *soon_after, uint32_t s0,
+	float *score)
 {
 	const size_t dim_bytes = elem_bytes(type) * SUB_TOKENS, step = wide ? ATTN_TILE * sizeof(float) : dim_bytes;
 	vec sum[KEY_ROWS][KEY_VECS];
@@ -294,6 +344,8 @@ INLINE void scores_take(const int type, const bool wide, const int n_rows, const
 	for (; d + DIM_STEP <= dim; d += DIM_STEP, q += DIM_STEP * (uint32_t)n_rows) {
 		const char *const *soon = NULL;
 
+		if (wide && soon_after && d % SUB_TOKENS == 0)
+			soon_ask(soon_after);
 		if (fetch)
 			soon = (d * dim_bytes < fetch->turn ? fetch->own : fetch->next) + s0;
 		scores_dims(type, n_rows, n_streams, DIM_STEP, 0, step, q, k, d * step, soon, d * dim_bytes, sum);
@@ -305,7 +357,7 @@ INLINE void scores_take(const int type, const bool wide, const int n_rows, const
 }
 
 INLINE void scores_rows(const int type, const bool wide, const uint32_t n_streams, const struct tiled *x,
-	const float *q, const char *const *k, const struct fetch *fetch, uint32_t s0)
+	const float *q, const char *const *k, const struct fetch *fetch, struct soon *soon, uint32_t s0)
 {
 	const char *const base[STREAMS] = {k[0], k[n_streams > 1], k[n_streams > 2 ? 2 : 0], k[n_streams > 3 ? 3 : 0]};
 	const struct work *w = &x->w;
@@ -314,26 +366,26 @@ INLINE void scores_rows(const int type, const bool wide, const uint32_t n_stream
 	uint32_t r = 0;
 
 	if (!wide && w->rows >= KEY_ROWS) {
-		scores_take(type, wide, KEY_ROWS, n_streams, q, dim, base, fetch, s0, score);
+		scores_take(type, wide, KEY_ROWS, n_streams, q, dim, base, fetch, soon, s0, score);
 		r = KEY_ROWS;
 	}
 	for (; r + KEY_ROWS <= w->rows; r += KEY_ROWS)
-		scores_take(type, wide, KEY_ROWS, n_streams, q + (size_t)r * w->k_pad, dim, base, NULL, s0,
+		scores_take(type, wide, KEY_ROWS, n_streams, q + (size_t)r * w->k_pad, dim, base, NULL, soon, s0,
 			score + (size_t)r * ATTN_TILE);
 	for (; r < w->rows; r++)
-		scores_take(type, wide, 1, n_streams, q + (size_t)r * w->k_pad, dim, base, wide || r ? NULL : fetch, s0,
-			score + (size_t)r * ATTN_TILE);
+		scores_take(type, wide, 1, n_streams, q + (size_t)r * w->k_pad, dim, base, wide || r ? NULL : fetch,
+			soon, s0, score + (size_t)r * ATTN_TILE);
 }
 
 INLINE void scores_all(const int type, const bool wide, const struct tiled *x, const float *q, const struct lanes *k,
-	const struct fetch *fetch, bool one_stream)
+	const struct fetch *fetch, struct soon *soon, bool one_stream)
 {
 	if (one_stream) {
-		scores_rows(type, wide, 1, x, q, k->base, fetch, 0);
+		scores_rows(type, wide, 1, x, q, k->base, fetch, soon, 0);
 		return;
 	}
 	for (uint32_t s = 0; s < STREAMS; s += KEY_STREAMS)
-		scores_rows(type, wide, KEY_STREAMS, x, q, k->base + s, fetch, s);
+		scores_rows(type, wide, KEY_STREAMS, x, q, k->base + s, fetch, soon, s);
 }
 
 /* Each score by its token's scale. */
@@ -498,7 +550,7 @@ INLINE void turns_all(const int type, const bool wide, const struct tiled *x, co
 	TARGET static void scores_##name(const struct tiled *x, const float *q, const struct lanes *k, \
 		const struct fetch *fetch, bool one_stream) \
 	{ \
-		scores_all(type, false, x, q, k, fetch, one_stream); \
+		scores_all(type, false, x, q, k, fetch, NULL, one_stream); \
 	} \
 	TARGET static void turns_##name( \
 		const struct tiled *x, const struct lanes *v, const struct fetch *fetch, uint32_t h) \
@@ -657,9 +709,10 @@ TARGET static void widen_v_i4(const struct tiled *x, const struct tile *tile, ui
 			rows_widen(x, &tile->sub[s], &x->v, head, to + s * dim);
 }
 
-TARGET static void scores_wide(const struct tiled *x, const float *q, const struct lanes *k, bool one_stream)
+TARGET static void scores_wide(
+	const struct tiled *x, const float *q, const struct lanes *k, struct soon *soon, bool one_stream)
 {
-	scores_all(KVATTN_F32, true, x, q, k, NULL, one_stream);
+	scores_all(KVATTN_F32, true, x, q, k, NULL, soon, one_stream);
 }
 
 TARGET static void turns_wide(const struct tiled *x, const struct lanes *v, uint32_t h)
@@ -776,15 +829,6 @@ static void values_widen(
 		v->base[s] = (const char *)(x->w.v_wide + s * row);
 }
 
-/* Where stream @s of the keys goes on after step @i of head @h; nowhere: where it is. */
-static const char *stream_next(
-	const struct tiled *x, uint32_t next_step, uint32_t head, uint32_t s, const char *otherwise)
-{
-	if (next_step >= SPLIT_STEPS || !x->tiles[next_step].sub[s].whole)
-		return otherwise;
-	return tile_addr(&x->k, &x->tiles[next_step].sub[s], head);
-}
-
 static void fetch_set(struct fetch *fetch, const struct tiled *x, const struct lanes *own, size_t own_bytes)
 {
 	const size_t ahead = x->ahead < own_bytes ? x->ahead : own_bytes;
@@ -813,7 +857,7 @@ TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t n
 		/* of a tile that is not whole, I4 lies in no one place: then what is asked for is there already */
 		fetch_k.next[s] = v.base[s] ? v.base[s] : (const char *)w->q;
 		fetch_v.next[s] =
-			stream_next(x, next_step, head0 + next_h, s, k.base[s] ? k.base[s] : (const char *)w->q);
+			stream_next(x, &x->k, next_step, head0 + next_h, s, k.base[s] ? k.base[s] : (const char *)w->q);
 	}
 	if (x->k.type != KVATTN_I4 && (!w->widen || x->k_way == TILED_PAIRS))
 		fetch_set(&fetch_k, x, &k, x->k_bytes);
@@ -826,8 +870,10 @@ TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t n
 	} else if (x->k_way == TILED_CODES) {
 		bytes_scores(x, h, &k, w->widen ? NULL : &fetch_k, one_stream);
 	} else if (w->widen) {
+		struct soon soon = soon_open(x, next_step, head0 + next_h);
+
 		keys_widen(x, tile, head0 + h, &k, &fetch_k);
-		scores_wide(x, w->q + (size_t)h * w->rows * w->k_pad, &k, one_stream);
+		scores_wide(x, w->q + (size_t)h * w->rows * w->k_pad, &k, &soon, one_stream);
 	} else {
 		BY_TYPE(x->k.type, scores, x, w->q + (size_t)h * w->rows * w->k_pad, &k, &fetch_k, one_stream);
 	}

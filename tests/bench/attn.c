@@ -293,12 +293,66 @@ static uint32_t decode_rows(const char *type_name, uint32_t type, uint64_t token
 	return rows;
 }
 
-/* Eight sequences over the same blocks beside one of them: work of all threads together. */
-static void shared_row(const char *type_name, uint32_t type, uint64_t tokens, uint32_t n_threads, uint32_t reps)
+/* ---- OpenBLAS ---- */
+
+#define SGEMM_SIZE 1024
+
+typedef void (*sgemm_fn)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
+	const float *b, int ldb, float beta, float *c, int ldc);
+
+/* NULL: not installed.  Said to be newer than it takes itself for, it uses the kernel this processor deserves. */
+static sgemm_fn sgemm_open(void)
+{
+	void (*set_threads)(int), *library;
+	const char *(*core)(void);
+	sgemm_fn sgemm;
+
+#if defined(__x86_64__)
+	if (__builtin_cpu_supports("avx512f"))
+		setenv("OPENBLAS_CORETYPE", "SKYLAKEX", 1);
+	else if (__builtin_cpu_supports("avx2"))
+		setenv("OPENBLAS_CORETYPE", "HASWELL", 1);
+#endif
+	library = dlopen("libopenblas.so.0", RTLD_NOW);
+	if (!library) {
+		printf("skip what=sgemm reason=\"OpenBLAS is not installed (libopenblas0)\"\n");
+		return NULL;
+	}
+	sgemm = (sgemm_fn)dlsym(library, "cblas_sgemm");
+	set_threads = (void (*)(int))dlsym(library, "openblas_set_num_threads");
+	core = (const char *(*)(void))dlsym(library, "openblas_get_corename");
+	if (!sgemm || !set_threads || !core) {
+		printf("skip what=sgemm reason=\"libopenblas.so.0 has not what is asked of it\"\n");
+		return NULL;
+	}
+	set_threads(1);
+	printf("sgemm kernel=%s\n", core());
+	return sgemm;
+}
+
+static double sgemm_gflops(sgemm_fn sgemm)
+{
+	static float a[SGEMM_SIZE * SGEMM_SIZE], b[SGEMM_SIZE * SGEMM_SIZE], c[SGEMM_SIZE * SGEMM_SIZE];
+	double start;
+
+	for (size_t i = 0; a[0] == 0 && i < SGEMM_SIZE * SGEMM_SIZE; i++)
+		a[i] = b[i] = noise_float();
+	start = cpu_s();
+	sgemm(101, 111, 111, SGEMM_SIZE, SGEMM_SIZE, SGEMM_SIZE, 1, a, SGEMM_SIZE, b, SGEMM_SIZE, 0, c, SGEMM_SIZE);
+	return 2.0 * SGEMM_SIZE * SGEMM_SIZE * SGEMM_SIZE / (cpu_s() - start) * 1e-9;
+}
+
+/* ---- A common beginning ---- */
+
+/* Eight sequences over the same blocks beside one of them: work of all threads together.  Where K and V are multiplied as
+ * f32, what sgemm would take for the eight's products, as a share of one's time, is the least there can be. */
+static void shared_row(
+	const char *type_name, uint32_t type, uint64_t tokens, uint32_t n_threads, uint32_t reps, sgemm_fn sgemm)
 {
 	enum { N = 8 };
 	static float q[N][Q_HEADS * DIM], out[N][Q_HEADS * DIM];
-	double one = 1e9, all = 1e9;
+	const double work = 4.0 * N * (double)tokens * Q_HEADS * DIM;
+	double one = 1e9, all = 1e9, peak = 0;
 	struct kvattn_seq seqs[N];
 	struct kvattn_opts opts;
 	struct pool pool;
@@ -327,9 +381,13 @@ static void shared_row(const char *type_name, uint32_t type, uint64_t tokens, ui
 		if (kvattn_attend(&pool.geom, seqs, N, &opts) < 0)
 			exit(2);
 		all = lesser(all, cpu_all_s() - start);
+		peak = -lesser(-peak, sgemm && type != KVATTN_BF16 ? -sgemm_gflops(sgemm) : 0);
 	}
-	printf("shared type=%s layout=tiled sequences=%u threads=%u one_cpu_ms=%.2f all_cpu_ms=%.2f ratio=%.2f\n",
+	printf("shared type=%s layout=tiled sequences=%u threads=%u one_cpu_ms=%.2f all_cpu_ms=%.2f ratio=%.2f",
 		type_name, N, n_threads, one * 1e3, all * 1e3, all / one);
+	if (peak > 0)
+		printf(" sgemm=%.1f bound=%.2f", peak, work * 1e-9 / peak / one);
+	printf("\n");
 	fflush(stdout);
 	pool_close(&pool);
 }
@@ -468,54 +526,7 @@ static uint32_t step_rows(uint64_t tokens, uint32_t reps)
 	return 5;
 }
 
-/* ---- Prefill beside OpenBLAS ---- */
-
-#define SGEMM_SIZE 1024
-
-typedef void (*sgemm_fn)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
-	const float *b, int ldb, float beta, float *c, int ldc);
-
-/* NULL: not installed.  Said to be newer than it takes itself for, it uses the kernel this processor deserves. */
-static sgemm_fn sgemm_open(void)
-{
-	void (*set_threads)(int), *library;
-	const char *(*core)(void);
-	sgemm_fn sgemm;
-
-#if defined(__x86_64__)
-	if (__builtin_cpu_supports("avx512f"))
-		setenv("OPENBLAS_CORETYPE", "SKYLAKEX", 1);
-	else if (__builtin_cpu_supports("avx2"))
-		setenv("OPENBLAS_CORETYPE", "HASWELL", 1);
-#endif
-	library = dlopen("libopenblas.so.0", RTLD_NOW);
-	if (!library) {
-		printf("skip what=sgemm reason=\"OpenBLAS is not installed (libopenblas0)\"\n");
-		return NULL;
-	}
-	sgemm = (sgemm_fn)dlsym(library, "cblas_sgemm");
-	set_threads = (void (*)(int))dlsym(library, "openblas_set_num_threads");
-	core = (const char *(*)(void))dlsym(library, "openblas_get_corename");
-	if (!sgemm || !set_threads || !core) {
-		printf("skip what=sgemm reason=\"libopenblas.so.0 has not what is asked of it\"\n");
-		return NULL;
-	}
-	set_threads(1);
-	printf("sgemm kernel=%s\n", core());
-	return sgemm;
-}
-
-static double sgemm_gflops(sgemm_fn sgemm)
-{
-	static float a[SGEMM_SIZE * SGEMM_SIZE], b[SGEMM_SIZE * SGEMM_SIZE], c[SGEMM_SIZE * SGEMM_SIZE];
-	double start;
-
-	for (size_t i = 0; a[0] == 0 && i < SGEMM_SIZE * SGEMM_SIZE; i++)
-		a[i] = b[i] = noise_float();
-	start = cpu_s();
-	sgemm(101, 111, 111, SGEMM_SIZE, SGEMM_SIZE, SGEMM_SIZE, 1, a, SGEMM_SIZE, b, SGEMM_SIZE, 0, c, SGEMM_SIZE);
-	return 2.0 * SGEMM_SIZE * SGEMM_SIZE * SGEMM_SIZE / (cpu_s() - start) * 1e-9;
-}
+/* ---- Prefill ---- */
 
 /* 512 causal queries at the end of 4608 keys: the multiplications that are not masked, two operations each. */
 static void prefill_row(const char *type_name, uint32_t type, enum order order, uint32_t reps, sgemm_fn sgemm)
@@ -557,11 +568,12 @@ int main(int argc, char **argv)
 		rows += decode_rows(types[i].name, types[i].type, tokens, reps);
 	rows += type_rows(tokens, reps);
 	rows += step_rows(tokens, reps);
-	for (uint32_t threads = 1; threads <= THREADS_MAX; threads++, rows += 2) {
-		shared_row("f16", KVATTN_F16, tokens, threads, reps);
-		shared_row("bf16", KVATTN_BF16, tokens, threads, reps);
-	}
 	sgemm = sgemm_open();
+	for (uint32_t threads = 1; threads <= THREADS_MAX; threads++, rows += 3) {
+		shared_row("f32", KVATTN_F32, tokens, threads, reps, sgemm);
+		shared_row("f16", KVATTN_F16, tokens, threads, reps, sgemm);
+		shared_row("bf16", KVATTN_BF16, tokens, threads, reps, sgemm);
+	}
 	for (enum order order = HND; order <= TILED; order += TILED, rows += 3) {
 		prefill_row("f16", KVATTN_F16, order, reps, sgemm);
 		prefill_row("f32", KVATTN_F32, order, reps, sgemm);
