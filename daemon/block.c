@@ -15,7 +15,6 @@
 #include "index.h"
 #include "kvpool_desc.h"
 #include "log.h"
-#include "orphan.h"
 #include "policy.h"
 #include "reuse.h"
 #include "tier.h"
@@ -634,7 +633,6 @@ bool block_drop_slab(struct ns *ns, struct slab *slab)
 	for (uint32_t i = 0; i < slab->n_slots; i++) {
 		uint64_t slot = (uint64_t)slab->place * ns->head->slots_per_slab + i;
 		enum kvp_block_state state = kvp_word_state(block_word(ns, slot));
-		struct entry *e;
 
 		if (slab->slots[i].io || state == KVP_BLOCK_RESTORING) {
 			done = false;
@@ -647,10 +645,7 @@ bool block_drop_slab(struct ns *ns, struct slab *slab)
 			block_free(ns, slot); /* who pins it holds nothing any more */
 		} else if (state == KVP_BLOCK_PUBLISHED) {
 			block_set_word(ns, slot, kvp_word_generation(block_word(ns, slot)), KVP_BLOCK_DRAINING);
-			e = slab->slots[i].who;
-			if (!e->cold)
-				orphan_add_below(e);
-			block_unpublish(e);
+			block_unpublish(slab->slots[i].who);
 		}
 	}
 	return done;

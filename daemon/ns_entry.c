@@ -311,6 +311,8 @@ void ns_entry_drop(struct entry *top)
 			child->doomed = child->slot == NO_SLOT;
 			child->stamp = daemon_tick(child->ns->d) - INT32_MAX / 2; /* unreachable: first to go */
 			policy_touch(child->ns, child);
+			if (child->slot != NO_SLOT)
+				orphan_add(child);
 			continue;
 		}
 		if (child) {
@@ -385,8 +387,7 @@ static bool entry_settle(struct entry *e)
 /* Hot ones in the order of their slots, which is that of memory; then the cold ones. */
 static bool ns_settle(struct ns *ns, bool keep)
 {
-	/* the last daemon may have had some of a broken slab's children that were in use */
-	bool broken = !keep && atomic_load(&ns->d->pool.stats->counters.slabs_condemned), all = true;
+	bool all = true;
 	struct entry *e;
 
 	for (uint32_t place = 0; place < ns->head->max_places; place++) {
@@ -399,7 +400,7 @@ static bool ns_settle(struct ns *ns, bool keep)
 				continue;
 			e = slab->slots[i].who;
 			entry_settle(e);
-			if (broken && !e->parent && !kvp_key_is_none(&e->parent_key))
+			if (!keep && !e->parent && !kvp_key_is_none(&e->parent_key))
 				orphan_add(e);
 		}
 	}

@@ -37,25 +37,10 @@ void orphan_add(const struct entry *e)
 	orphans->all[orphans->n++] = (struct orphan){e->ns->id, e->key};
 }
 
-void orphan_add_below(const struct entry *e)
-{
-	for (const struct entry *child = e->first_child; child; child = child->next_sibling)
-		if (child->slot != NO_SLOT)
-			orphan_add(child);
-}
-
 /* Return: false: it is in use, and asked again. */
-static bool orphan_goes(struct orphans *orphans, struct entry *e)
+static bool orphan_goes(struct entry *e)
 {
-	uint64_t n = orphans->n;
-
-	if (!e || e->slot == NO_SLOT || ns_entry_link(e)) /* its parent was published anew, say */
-		return true;
-	orphan_add_below(e);
-	if (block_let_go(e))
-		return true;
-	orphans->n = n; /* those below it hang on it as before */
-	return false;
+	return !e || e->slot == NO_SLOT || ns_entry_link(e) /* its parent was published anew, say */ || block_let_go(e);
 }
 
 void orphan_step(struct daemon *d)
@@ -75,7 +60,7 @@ void orphan_step(struct daemon *d)
 		}
 		orphan = orphans->all[orphans->at];
 		ns = ns_find(d, orphan.ns_id);
-		if (orphan_goes(orphans, ns ? ns_entry(ns, &orphan.key) : NULL))
+		if (orphan_goes(ns ? ns_entry(ns, &orphan.key) : NULL)) /* those below it are orphans now, at the end */
 			orphans->all[orphans->at] = orphans->all[--orphans->n];
 		else
 			orphans->at++;

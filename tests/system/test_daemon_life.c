@@ -1095,7 +1095,7 @@ static void a_senseless_configuration_ends_the_start_with_status_2_and_a_hint(vo
 	struct fixture *f = *state;
 
 	refused(f, (const char *const[]){"--pool", "3X", NULL}, 2, "\"3X\" is not a size, or sizes of nodes: use 64G");
-	refused(f, (const char *const[]){"--pol", "3G", NULL}, 2, "did you mean --pool");
+	refused(f, (const char *const[]){"--poool", "3G", NULL}, 2, "did you mean --pool");
 	refused(f, (const char *const[]){"--socket", "relative/path", NULL}, 2, "give an absolute one");
 	refused(f,
 		(const char *const[]){"--socket",

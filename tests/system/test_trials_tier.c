@@ -526,6 +526,38 @@ static void a_key_written_again_and_again_is_read_wholly_old_or_wholly_new(void 
 	free(t);
 }
 
+static void what_hangs_below_dropped_records_is_no_orphan(void **state)
+{
+	struct trial *t = given(geteuid(), "64M");
+	unsigned seed = 7, n_back = 0;
+
+	(void)state;
+	trial_start(t);
+	trial_attach(t);
+	for (unsigned round = 0; round < 12; round++) {
+		struct kvp_key parent = {{0}};
+
+		for (unsigned k = 0; k < 200; k++) {
+			struct kvp_key key = wire_key(round * 1000 + k);
+
+			assert_int_equal(trial_put(t->ns, &key, k ? &parent : NULL, round * 1000 + k, TRIAL_BLOCK),
+				KVP_PUB_STORED);
+			parent = key;
+		}
+		for (unsigned i = 0; i < 24; i++) { /* from the middle: what is above them stays in the store */
+			unsigned k = round * 1000 + (unsigned)rand_r(&seed) % 200;
+			struct kvp_key key = wire_key(k);
+
+			n_back += trial_get(t->ns, &key, k, TRIAL_BLOCK) == 1;
+		}
+		assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "store", "drop", "--yes"), 0);
+		assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "check"), 0);
+	}
+	assert_true(n_back > 0);
+	assert_true(trial_end(t));
+	free(t);
+}
+
 /* ---- B20 ---- */
 
 static void what_could_not_be_written_is_never_found_and_the_failures_are_counted(void **state)
@@ -668,6 +700,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(three_times_the_stores_size_never_takes_more_than_its_size),
 		cmocka_unit_test(there_is_no_store_without_a_size),
 		cmocka_unit_test(crashes_leave_nothing_on_disk_that_is_not_counted),
+		cmocka_unit_test(what_hangs_below_dropped_records_is_no_orphan),
 		cmocka_unit_test(a_key_written_again_and_again_is_read_wholly_old_or_wholly_new),
 		cmocka_unit_test(what_could_not_be_written_is_never_found_and_the_failures_are_counted),
 		cmocka_unit_test(a_directory_that_cannot_be_written_refuses_the_start_with_path_and_errno),
