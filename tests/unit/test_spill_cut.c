@@ -256,9 +256,11 @@ static void delete_one(struct fixture *f, unsigned k)
 		return;
 	b->k = k;
 	kill.key = block_record(b).key;
-	if (spill_kill(f->spill, &kill, 1, one_deleted, &diary->fate[k]) < 0)
+	atomic_store(&diary->fate[k], DELETING); /* before: the call may be the last thing that is done */
+	if (spill_kill(f->spill, &kill, 1, one_deleted, &diary->fate[k]) < 0) {
+		atomic_store(&diary->fate[k], KEPT);
 		return;
-	atomic_store(&diary->fate[k], DELETING);
+	}
 	if (b->place)
 		spill_forget(f->spill, b->place);
 	b->place = 0;
