@@ -10,6 +10,7 @@
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "spill_store.h"
 
@@ -28,8 +29,11 @@ static void drop_end(struct drop *drop, int res)
 	spill_done_fn done = drop->done;
 	void *owner = drop->owner;
 
-	if (res == 0)
-		spill->file.super = drop->super;
+	if (res == 0) { /* what a thread that checks records reads, the UUID, is not written */
+		spill->file.super.start = drop->super.start;
+		spill->file.super.n_drops = drop->super.n_drops;
+		memcpy(spill->file.super.drops, drop->super.drops, sizeof(drop->super.drops));
+	}
 	spill->drop = NULL;
 	free(drop->page);
 	free(drop);
