@@ -258,7 +258,9 @@ static void delete_one(struct fixture *f, unsigned k)
 	kill.key = block_record(b).key;
 	atomic_store(&diary->fate[k], DELETING); /* before: the call may be the last thing that is done */
 	if (spill_kill(f->spill, &kill, 1, one_deleted, &diary->fate[k]) < 0) {
-		atomic_store(&diary->fate[k], KEPT);
+		uint8_t fate = DELETING; /* else it went meanwhile, for want of room */
+
+		atomic_compare_exchange_strong(&diary->fate[k], &fate, KEPT);
 		return;
 	}
 	if (b->place)
