@@ -296,7 +296,7 @@ static_assert(sizeof(struct kvp_ns_header) <= KVP_NS_HEADER_MAX, "the slab table
 #define KVP_NS_HEADER_LEAST 3712u
 static_assert(offsetof(struct kvp_ns_header, desc) + sizeof(struct kvp_desc) == KVP_NS_HEADER_LEAST, "layout v1");
 
-/* A reader's hold on a slot. count: threads and views of this session; stamp: header tick of the last use. */
+/* A reader's hold on a slot. count: threads and views of its session; stamp: header tick of the last use. */
 struct kvp_pin {
 	_Atomic uint32_t count;
 	_Atomic uint32_t stamp;
@@ -342,7 +342,7 @@ struct kvp_session_header {
 	uint32_t endian;
 	uint64_t session_id;
 	_Atomic uint64_t
-		word; /* non-zero: this session's pins count; cleared by the daemon before it stops counting them */
+		word; /* non-zero: its session's pins count; cleared by the daemon before it stops counting them */
 	uint64_t pins_off;
 	uint64_t pin_stride;
 	uint64_t object_bytes;

@@ -1,5 +1,5 @@
 /*
- * grant.c - grants: blocks of the pool this session may store into, and the stock of them
+ * grant.c - grants: blocks of the pool our session may store into, and the stock of them
  *
  * A grant is ours from the daemon's answer to RESERVE until it is published or given back; map->rw[place]->grants says
  * which.  One that is handed out is pinned from then on, so a publish never has a moment without the writer's pin, and

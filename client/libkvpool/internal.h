@@ -60,7 +60,7 @@ struct slab_map {
 	uint64_t bytes;
 	uint64_t touched;
 	uint64_t *
-		grants; /* writable: generation + 1 of a grant of this session by slot in the slab, 0: none.  ns_map->lock */
+		grants; /* writable: generation + 1 of a grant of our session by slot in the slab, 0: none.  ns_map->lock */
 	uint32_t place;
 	bool writable;
 	bool retired; /* zeroes lie over it */
@@ -569,7 +569,7 @@ bool map_retire(struct ns_map *map);
 
 /* ---- find.c ---- */
 
-struct spot { /* a slot with this session's pin on it */
+struct spot { /* a slot with a pin of its client's session on it */
 	struct ns_map *map;
 	uint64_t slot;
 	uint64_t generation;

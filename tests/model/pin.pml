@@ -168,7 +168,7 @@ proctype Reader(byte me)
 	:: atomic { pc == 48 -> v1 = s[h].b1; pc = 49 }
 	:: atomic { pc == 49 -> if :: STANDS -> assert(v1 == k) :: else fi; pc = 10 }
 #endif
-	/* the daemon no longer counts this session: ask for a new one */
+	/* the daemon no longer counts our session: ask for a new one */
 	:: atomic { pc == 0 && sess[me] == S_NONE -> sess[me] = S_OPEN }
 	/* 1: first look at the word */
 	:: atomic { pc == 1 ->
@@ -188,7 +188,7 @@ proctype Reader(byte me)
 #endif
 	/* 4: the same word still? */
 	:: atomic { pc == 4 -> if :: s[h].st == PUB && s[h].gen == g -> pc = 5 :: else -> pc = 10 fi }
-	/* 5: does the daemon still count this session? */
+	/* 5: does the daemon still count our session? */
 #ifdef BREAK_CLOSEWORD
 	:: atomic { pc == 5 -> pc = 6 }
 #else
