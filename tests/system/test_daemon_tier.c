@@ -100,17 +100,21 @@ static int comes_back(struct wire_ns *ns, uint64_t k, uint32_t *reason)
 {
 	struct kvp_key key = wire_key(k);
 	struct wire_pinned pinned;
-	struct kvp_wire_found found;
+	struct kvp_wire_found found = {0};
 	int right;
 
 	if (reason)
 		*reason = 0;
-	if (!wire_pin(ns, &key, &pinned)) {
+	while (!wire_pin(ns, &key, &pinned)) { /* what came back is held for a second only: it may have gone again */
 		assert_int_equal(wire_restore(ns, &key, 1, 10000, &found), sizeof(found));
+		if (found.state == KVP_HIT_RAM)
+			continue;
 		if (reason)
 			*reason = found.reason;
-		if (found.state != KVP_HIT_RAM || !wire_pin(ns, &key, &pinned))
-			return 0;
+		else
+			print_message("block %u: a miss, state %u, reason %u\n", (unsigned)k, (unsigned)found.state,
+				(unsigned)found.reason);
+		return 0;
 	}
 	right = wire_right(pinned.data, pinned.used_bytes, k);
 	assert_true(right);
