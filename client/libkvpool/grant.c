@@ -165,7 +165,7 @@ static uint32_t places_of(const struct ns_map *map, const struct kvp_wire_grant 
 }
 
 /* A grant is usable once its slab is mapped both ways: rw to store, ro to pin and to go on reading after publish. */
-static void grants_map(struct ns_map *map, const struct kvp_wire_grant *grants, uint32_t n)
+static void grants_map(struct ns_map *map, const struct kvp_wire_grant *grants, uint32_t n, uint64_t deadline_ns)
 {
 	for (int writable = 0; writable <= 1; writable++) {
 		uint32_t places[KVP_WIRE_FDS_MAX], n_places;
@@ -174,7 +174,7 @@ static void grants_map(struct ns_map *map, const struct kvp_wire_grant *grants, 
 			pthread_mutex_lock(&map->lock);
 			n_places = places_of(map, grants, n, writable, places);
 			pthread_mutex_unlock(&map->lock);
-			if (!n_places || map_places(map, places, n_places, writable, after_ms(ANSWER_MS)) <= 0)
+			if (!n_places || map_places(map, places, n_places, writable, deadline_ns) <= 0)
 				break;
 		}
 	}
@@ -208,14 +208,14 @@ static void grant_hand_out(struct ns_map *map, struct grant grant, struct room *
 
 /* Hand new grants out to @rooms, what is more into the stock: under one lock, so that nobody gives back in between what
  * somebody waits for. Those that cannot be used go back; those of a connection that has ended meanwhile were not in the
- * list of what we have: the daemon has taken them back. Return: how many of @rooms are filled. */
+ * list of what we have: the daemon has taken them back. @deadline_ns: of mapping their slabs. Return: how many of @rooms are filled. */
 static uint32_t grants_take(struct ns_map *map, uint64_t connection, const struct kvp_wire_grant *grants, uint32_t n,
-	struct room *rooms, uint32_t n_rooms)
+	struct room *rooms, uint32_t n_rooms, uint64_t deadline_ns)
 {
 	struct grant back[64];
 	uint32_t n_back = 0, got = 0;
 
-	grants_map(map, grants, n);
+	grants_map(map, grants, n, deadline_ns);
 	pthread_mutex_lock(&map->lock);
 	for (uint32_t i = 0; i < n && connection == map->connection; i++) {
 		struct grant grant = {grants[i].slot, grants[i].generation};
@@ -267,7 +267,8 @@ static struct request *reserve_request(struct ns_map *map, uint32_t n, uint64_t 
 }
 
 /* Return: how many of @rooms are filled, 0: grants came, but none can be used now; -ENOSPC: the daemon granted none. */
-static int reserve_take(struct ns_map *map, const struct request *request, struct room *rooms, uint32_t n_rooms)
+static int reserve_take(
+	struct ns_map *map, const struct request *request, struct room *rooms, uint32_t n_rooms, uint64_t deadline_ns)
 {
 	const struct kvp_wire_reserve *asked = request_body(request);
 	uint32_t n = (uint32_t)(request->body_bytes / sizeof(struct kvp_wire_grant));
@@ -280,7 +281,7 @@ static int reserve_take(struct ns_map *map, const struct request *request, struc
 	if (!n)
 		return -ENOSPC;
 	return (int)grants_take(map, request->connection, (const struct kvp_wire_grant *)(const void *)request->body, n,
-		rooms, n_rooms);
+		rooms, n_rooms, deadline_ns);
 }
 
 /* Grants that nobody waits for (any more): the keeper maps their slabs outside of receiving. */
@@ -313,7 +314,7 @@ static int reserve_ask(struct ns_map *map, uint32_t n, uint64_t deadline_ns, str
 	request->late = reserve_done;
 	r = request_call(&request, until);
 	if (r == 0)
-		r = reserve_take(map, request, rooms, n);
+		r = reserve_take(map, request, rooms, n, until);
 	request_free(request);
 	return r;
 }
@@ -367,7 +368,7 @@ void stock_keep(struct ns_map *map)
 		if (!request)
 			break;
 		if (!map->session->gone)
-			reserve_take(map, request, NULL, 0);
+			reserve_take(map, request, NULL, 0, after_ms(ANSWER_MS));
 		request_free(request);
 	}
 	pthread_mutex_lock(&map->lock);

@@ -1,0 +1,334 @@
+/*
+ * test_client_late.c - a daemon that leaves one kind of message unanswered: no call outlives its deadline
+ *
+ * Between the library and a real kvpoold stands a relay that keeps messages of one type to itself.  Times are what the
+ * calls took less what this process waited for a processor, so a host with other things to do does not make them late.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "trial.h"
+
+#define WAIT_MS 50
+#define LATE_MS 500 /* whoever waits for an answer all the same takes a second */
+#define BLOCKS 8u
+
+struct relay {
+	char path[96], daemon[96];
+	int listener, stop[2];
+	pthread_t thread;
+	_Atomic int kept; /* type of the messages that go no further; 0: none */
+	_Atomic unsigned n_kept;
+	char packet[KVP_WIRE_MAX];
+};
+
+struct fixture {
+	struct trial t;
+	struct relay relay;
+	struct kvp_client *client;
+	struct kvp_ns *ns;
+	struct kvp_key keys[BLOCKS], never;
+};
+
+/* ---- the relay ---- */
+
+static int unix_socket(const char *path, bool listens)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+	if (fd < 0 || (listens ? bind(fd, (struct sockaddr *)&address, sizeof(address)) || listen(fd, 8)
+			       : connect(fd, (struct sockaddr *)&address, sizeof(address)))) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+/* One packet with its descriptors. Return: false: the connection is over. */
+static bool relay_packet(struct relay *relay, int from, int to, bool to_daemon)
+{
+	union {
+		char bytes[CMSG_SPACE(KVP_WIRE_FDS_MAX * sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	struct iovec iov = {relay->packet, sizeof(relay->packet)};
+	struct msghdr msg = {.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = control.bytes,
+		.msg_controllen = sizeof(control.bytes)};
+	ssize_t n = recvmsg(from, &msg, MSG_CMSG_CLOEXEC);
+	struct kvp_msg head = {0};
+	bool sent;
+
+	if (n <= 0)
+		return false;
+	memcpy(&head, relay->packet, (size_t)n < sizeof(head) ? (size_t)n : sizeof(head));
+	if (to_daemon && head.type == atomic_load(&relay->kept)) {
+		atomic_fetch_add(&relay->n_kept, 1);
+		return true;
+	}
+	iov.iov_len = (size_t)n;
+	sent = sendmsg(to, &msg, MSG_NOSIGNAL) == n;
+	for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg); cmsg; cmsg = CMSG_NXTHDR(&msg, cmsg))
+		for (size_t i = 0; cmsg->cmsg_type == SCM_RIGHTS && CMSG_LEN(i * sizeof(int)) < cmsg->cmsg_len; i++) {
+			int fd;
+
+			memcpy(&fd, CMSG_DATA(cmsg) + i * sizeof(int), sizeof(fd));
+			close(fd);
+		}
+	return sent;
+}
+
+/* Return: false: the test is over. */
+static bool relay_connection(struct relay *relay, int client)
+{
+	struct pollfd p[3] = {{.fd = client, .events = POLLIN},
+		{.fd = unix_socket(relay->daemon, false), .events = POLLIN}, {.fd = relay->stop[0], .events = POLLIN}};
+	bool on = p[1].fd >= 0;
+
+	while (on && poll(p, 3, -1) > 0 && !p[2].revents)
+		on = (!p[0].revents || relay_packet(relay, p[0].fd, p[1].fd, true)) &&
+		     (!p[1].revents || relay_packet(relay, p[1].fd, p[0].fd, false));
+	close(p[0].fd);
+	close(p[1].fd);
+	return !p[2].revents;
+}
+
+static void *relay_main(void *at)
+{
+	struct relay *relay = at;
+	struct pollfd p[2] = {{.fd = relay->listener, .events = POLLIN}, {.fd = relay->stop[0], .events = POLLIN}};
+
+	while (poll(p, 2, -1) > 0 && !p[1].revents) {
+		int client = accept4(relay->listener, NULL, NULL, SOCK_CLOEXEC);
+
+		if (client >= 0 && !relay_connection(relay, client))
+			break;
+	}
+	return NULL;
+}
+
+static void relay_start(struct relay *relay, const struct host *host)
+{
+	snprintf(relay->daemon, sizeof(relay->daemon), "%s", host->socket);
+	snprintf(relay->path, sizeof(relay->path), "%s/relay", host->dir);
+	relay->listener = unix_socket(relay->path, true);
+	assert_true(relay->listener >= 0);
+	assert_int_equal(pipe(relay->stop), 0);
+	assert_int_equal(pthread_create(&relay->thread, NULL, relay_main, relay), 0);
+}
+
+static void relay_stop(struct relay *relay)
+{
+	assert_int_equal(write(relay->stop[1], "", 1), 1);
+	pthread_join(relay->thread, NULL);
+	close(relay->listener);
+	close(relay->stop[0]);
+	close(relay->stop[1]);
+	unlink(relay->path);
+}
+
+/* ---- time ---- */
+
+/* What this process's threads waited for a processor, all together. */
+static uint64_t waited_ns(void)
+{
+	DIR *dir = opendir("/proc/self/task");
+	uint64_t sum = 0;
+
+	for (struct dirent *entry; dir && (entry = readdir(dir));) {
+		unsigned long long ran, waited;
+		char path[300];
+		FILE *file;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%s/schedstat", entry->d_name);
+		file = fopen(path, "re");
+		if (file && fscanf(file, "%llu %llu", &ran, &waited) == 2)
+			sum += waited;
+		if (file)
+			fclose(file);
+	}
+	if (dir)
+		closedir(dir);
+	return sum;
+}
+
+struct watch {
+	uint64_t start, waited;
+};
+
+static struct watch watch_start(void)
+{
+	return (struct watch){kvp_deadline_ms(0), waited_ns()};
+}
+
+static void in_time(const struct watch *watch, const char *what, int kept)
+{
+	uint64_t took = kvp_deadline_ms(0) - watch->start, waited = waited_ns() - watch->waited;
+
+	took -= waited < took ? waited : took;
+	if (took / 1000000 >= LATE_MS)
+		fail_msg("%s took %llu ms while messages of type %d were not answered", what,
+			(unsigned long long)(took / 1000000), kept);
+}
+
+/* ---- ---- */
+
+static int setup(void **state)
+{
+	struct fixture *f = calloc(1, sizeof(*f));
+	struct kvp_open_opts opts = {.size = sizeof(opts), .connect_timeout_ms = 20000, .stock_blocks = KVP_STOCK_NONE};
+	struct kvp_desc desc;
+
+	assert_non_null(f);
+	trial_given(&f->t, geteuid(), "4M", "32M");
+	trial_start(&f->t);
+	trial_attach(&f->t);
+	relay_start(&f->relay, &f->t.host);
+	opts.socket = f->relay.path;
+	assert_int_equal(kvp_open(&opts, &f->client), 0);
+	assert_int_equal(kvp_state(f->client, NULL), KVP_ATTACHED);
+	trial_desc(&desc);
+	assert_int_equal(trial_ns(f->client, "m", &desc, &f->ns), 0);
+	for (uint64_t k = 0; k < BLOCKS; k++) {
+		f->keys[k] = wire_key(k);
+		assert_int_equal(
+			trial_put(f->t.ns, &f->keys[k], k ? &f->keys[k - 1] : NULL, k, TRIAL_BLOCK), KVP_PUB_STORED);
+	}
+	f->never = wire_key(1000);
+	*state = f;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct fixture *f = *state;
+	bool good;
+
+	kvp_ns_close(f->ns);
+	kvp_close(f->client);
+	relay_stop(&f->relay);
+	good = trial_end(&f->t);
+	free(f);
+	return good ? 0 : -1;
+}
+
+static void reserve(struct fixture *f, uint32_t wait_ms, int kept)
+{
+	struct kvp_block_ref block = {0};
+	struct watch watch = watch_start();
+	int64_t n = kvp_reserve(f->ns, 1, 0, wait_ms ? kvp_deadline_ms(wait_ms) : 0, &block);
+
+	in_time(&watch, "kvp_reserve", kept);
+	assert_true(n >= 0);
+	kvp_abandon(&block, (uint32_t)n);
+}
+
+static void acquire(struct fixture *f, uint32_t wait_ms, int kept)
+{
+	struct kvp_view views[BLOCKS];
+	struct watch watch = watch_start();
+	int64_t n;
+
+	memset(views, 0, sizeof(views));
+	n = kvp_acquire(f->ns, f->keys, BLOCKS, 0, wait_ms ? kvp_deadline_ms(wait_ms) : 0, views);
+	in_time(&watch, "kvp_acquire", kept);
+	assert_true(n >= 0);
+	kvp_release(views, (uint32_t)n);
+}
+
+static void all_calls_with_a_deadline(struct fixture *f, int kept)
+{
+	struct kvp_match_part part = {.ns = f->ns, .keys = f->keys};
+	struct watch watch;
+
+	watch = watch_start();
+	kvp_match(&part, 1, BLOCKS, KVP_MATCH_TOUCH, NULL);
+	in_time(&watch, "kvp_match", kept);
+	reserve(f, WAIT_MS, kept);
+	reserve(f, 0, kept);
+	acquire(f, WAIT_MS, kept);
+	acquire(f, 0, kept);
+	watch = watch_start();
+	kvp_touch(f->ns, f->keys, BLOCKS);
+	in_time(&watch, "kvp_touch", kept);
+	watch = watch_start();
+	kvp_delete(f->ns, &f->never, 1, kvp_deadline_ms(WAIT_MS));
+	in_time(&watch, "kvp_delete", kept);
+	watch = watch_start();
+	kvp_ping(f->client, kvp_deadline_ms(WAIT_MS));
+	in_time(&watch, "kvp_ping", kept);
+}
+
+static void evict_all(struct fixture *f)
+{
+	assert_int_equal(TRIAL_KVCTL(&f->t, NULL, 0, "drain"), 0);
+	assert_in_range(TRIAL_KVCTL(&f->t, NULL, 0, "evict", "8"), 0, 1); /* 1: some were not in memory any more */
+}
+
+static void no_call_outlives_its_deadline_whatever_message_is_not_answered(void **state)
+{
+	static const int types[] = {
+		KVP_MSG_MAP, KVP_MSG_PING, KVP_MSG_RESERVE, KVP_MSG_LOOKUP, KVP_MSG_RESTORE, KVP_MSG_DELETE};
+	struct fixture *f = *state;
+
+	for (unsigned i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+		if (types[i] == KVP_MSG_RESTORE || types[i] == KVP_MSG_LOOKUP)
+			evict_all(f);
+		atomic_store(&f->relay.n_kept, 0);
+		atomic_store(&f->relay.kept, types[i]);
+		all_calls_with_a_deadline(f, types[i]);
+		if (!atomic_load(&f->relay.n_kept))
+			fail_msg("no message of type %d was sent: this test does not see it", types[i]);
+		atomic_store(&f->relay.kept, 0);
+	}
+	acquire(f, WAIT_MS, 0);
+}
+
+static void grants_that_could_not_be_mapped_go_back(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_block_ref blocks[128];
+	struct kvp_ns_info info = {.size = sizeof(info)};
+	int64_t n, n_private = 0;
+
+	atomic_store(&f->relay.kept, KVP_MSG_MAP);
+	for (unsigned i = 0; i < 4; i++)
+		reserve(f, WAIT_MS, KVP_MSG_MAP);
+	atomic_store(&f->relay.kept, 0);
+	assert_int_equal(kvp_ns_info(f->ns, &info), 0);
+	/* all that the pool has room for: 4 MiB in blocks of 64 KiB */
+	memset(blocks, 0, sizeof(blocks));
+	n = kvp_reserve(f->ns, 64, 0, kvp_deadline_ms(20000), blocks);
+	for (int64_t i = 0; i < n; i++)
+		n_private += blocks[i].is_private;
+	assert_int_equal(n - n_private, 64);
+	kvp_abandon(blocks, (uint32_t)n);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+		TEST(no_call_outlives_its_deadline_whatever_message_is_not_answered),
+		TEST(grants_that_could_not_be_mapped_go_back),
+	};
+
+	return cmocka_run_group_tests_name("client late", tests, NULL, NULL);
+}
