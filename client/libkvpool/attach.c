@@ -569,7 +569,7 @@ void attach_join_waiting(struct kvp_client *client)
 		int r = attach_join(ns, after_ms(ANSWER_MS));
 
 		if (r < 0 && r != -KVP_EDETACHED)
-			ns->join_error = r; /* tried again after the next back-off, and on the next connection */
+			ns->join_error = r; /* tried again at the next beat, and on the next connection */
 		if (r < 0)
 			break;
 	}

@@ -78,7 +78,6 @@ static struct kvp_client *client_new(void)
 	client->fd = -1;
 	client->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	client->packet = malloc(KVP_WIRE_MAX);
-	client->backoff_ms = BACKOFF_MIN_MS;
 	client->heartbeat_ms = 1000;
 	atomic_store(&client->state, KVP_DETACHED);
 	pthread_mutex_init(&client->lock, NULL);

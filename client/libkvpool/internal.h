@@ -32,8 +32,8 @@
 #include "kvpool_wire.h"
 
 #define MS 1000000ull
-#define BACKOFF_MIN_MS 10
-#define BACKOFF_MAX_MS 1000
+#define PAUSE_MIN_MS 10
+#define PAUSE_MAX_MS 1000
 #define ANSWER_MS 1000 /* longest wait for an answer the daemon gives at once */
 #define PUBLISH_MS \
 	5000 /* longest wait of kvp_publish(): a copied publish may wait for room, a restart takes its time */
@@ -221,7 +221,7 @@ struct kvp_client {
 	int fd; /* socket, -1: none; also under the registry lock */
 	uint64_t connection; /* counts them */
 	uint64_t last_epoch; /* of the last connection */
-	uint32_t backoff_ms;
+	uint64_t away_since_ns; /* keeper: no try to connect went well since; 0: the last one did */
 	uint64_t next_try_ns;
 	uint32_t heartbeat_ms;
 	uint64_t next_beat_ns;
@@ -534,6 +534,12 @@ void client_wake(struct kvp_client *client);
 
 void *keeper_main(void *client);
 bool keeper_is_me(const struct kvp_client *client);
+/** keeper_pause_ns() - from one try to connect to the next, with no daemon for @away_ns: an engine comes back late by a quarter of
+ *  the time its daemon was away at most, however long that was; with doubled pauses it would be as late again */
+static inline uint64_t keeper_pause_ns(uint64_t away_ns)
+{
+	return away_ns / 4 < PAUSE_MIN_MS * MS ? PAUSE_MIN_MS * MS : earlier(away_ns / 4, PAUSE_MAX_MS * MS);
+}
 
 /* ---- attach.c ---- */
 

@@ -37,13 +37,15 @@ static void keeper_hold_lock(struct session *s)
 static void keeper_try(struct kvp_client *client)
 {
 	int r = attach_try(client);
+	uint64_t now = now_ns();
 
 	if (r == 0) {
-		client->backoff_ms = BACKOFF_MIN_MS;
-		client->next_beat_ns = now_ns();
+		client->away_since_ns = 0;
+		client->next_beat_ns = now;
 	} else {
-		client->next_try_ns = after_ms(client->backoff_ms);
-		client->backoff_ms = client->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : client->backoff_ms * 2;
+		if (!client->away_since_ns)
+			client->away_since_ns = now;
+		client->next_try_ns = now + keeper_pause_ns(now - client->away_since_ns);
 	}
 	pthread_mutex_lock(&client->lock);
 	client->tried = true;
@@ -136,8 +138,8 @@ static void keeper_receive(struct kvp_client *client)
 		r = wire_receive(client);
 	if (r < 0) {
 		wire_down(client);
-		client->next_try_ns = now_ns(); /* at once: a daemon that restarts listens again soon */
-		client->backoff_ms = BACKOFF_MIN_MS;
+		client->next_try_ns = client->away_since_ns =
+			now_ns(); /* at once: a daemon that restarts listens again soon */
 	}
 }
 

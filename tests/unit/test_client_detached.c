@@ -11,7 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "kvpool.h"
+#undef fail /* the library has a function of this name */
+#include "client/libkvpool/internal.h"
 
 #define BLOCK_BYTES 10000
 
@@ -246,6 +247,23 @@ static void a_null_pointer_is_called_one_and_no_wrong_size(void **state)
 	assert_non_null(strstr(kvp_error(f->client), "opts.size: 3, this library knows"));
 }
 
+static void an_engine_comes_back_late_by_a_quarter_of_its_daemons_absence_at_most(void **state)
+{
+	uint64_t away = 0, n = 0, pause;
+
+	(void)state;
+	assert_int_equal(keeper_pause_ns(0), 10 * MS);
+	assert_int_equal(keeper_pause_ns(UINT64_MAX), 1000 * MS);
+	/* the daemon may be back just behind any try */
+	for (; away < 3600 * 1000 * MS; away += pause, n++) {
+		pause = keeper_pause_ns(away);
+		assert_true(pause <= 10 * MS || pause <= away / 4);
+		assert_in_range(pause, 10 * MS, 1000 * MS);
+	}
+	/* a thousand engines without one try a thousand times a second, no more */
+	assert_true(n < 3600 + 50);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -258,6 +276,7 @@ int main(void)
 		TEST(arguments_out_of_range_are_named),
 		TEST(a_null_pointer_is_called_one_and_no_wrong_size),
 		TEST(in_the_child_of_a_fork_handles_are_dead),
+		cmocka_unit_test(an_engine_comes_back_late_by_a_quarter_of_its_daemons_absence_at_most),
 	};
 
 	return cmocka_run_group_tests_name("client detached", tests, NULL, NULL);
