@@ -252,7 +252,7 @@ deps-bench:
 JOBS ?= $(shell nproc)
 sub = @+$(MAKE) --no-print-directory -s $(if $(filter -j%,$(MAKEFLAGS)),,-j$(JOBS))
 
-.PHONY: demo check asan tsan fuzz fuzz-seeds mutants kills model bench bench-attn check-vm check-engines chaos
+.PHONY: demo check asan tsan fuzz fuzz-seeds mutants kills endurance model bench bench-attn check-vm check-engines chaos
 demo: deps-build ## engines in several processes share one pool, for a person to watch
 	$(sub) all
 	@BUILD=$(BUILD) tests/system/demo
@@ -301,6 +301,13 @@ DAEMONS ?= 200
 kills: deps-build ## CLIENTS=10000 random SIGKILLs of clients and DAEMONS=200 of the daemon, under load
 	$(sub) tests
 	@BUILD=$(BUILD) tests/system/kills $(CLIENTS) $(DAEMONS)
+
+READS ?= 1000000000
+KILLS ?= 10000
+HOSTS ?= 1
+endurance: deps-build ## READS=1000000000 of small blocks, each compared, over KILLS=10000 of the daemon (HOSTS=1 pools side by side, SEED= repeats)
+	$(sub) tests
+	@BUILD=$(BUILD) tests/system/endurance $(if $(SEED),--seed $(SEED)) --hosts $(HOSTS) $(READS) $(KILLS)
 
 model: ## check the pin protocol's model with spin (RUNS=all: larger ones too)
 	$(call install_missing,spin gcc libc6-dev)

@@ -58,9 +58,12 @@ class Host:
     def kvctl(self, *words):
         return subprocess.run([tool("kvctl"), *words, "--socket", self.socket], capture_output=True, text=True, check=False)
 
+    def spawn_daemon(self, options, binary=None, uid=None, env=None):
+        self.daemon = self.spawn([binary or tool("kvpoold"), "--socket", self.socket, "--name", self.name, *options], uid, env)
+
     def launch(self, options, binary=None, uid=None, env=None):
         """Start the daemon and wait until it serves. Return: did it?"""
-        self.daemon = self.spawn([binary or tool("kvpoold"), "--socket", self.socket, "--name", self.name, *options], uid, env)
+        self.spawn_daemon(options, binary, uid, env)
         end = time.monotonic() + 60
         while self.kvctl("ping").returncode:
             if self.daemon.poll() is not None:

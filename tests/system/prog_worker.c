@@ -9,6 +9,8 @@
  *	-p NAME    make it a child of the owner's namespace of this name: what lies there is found, and never written
  *	-r         look up only
  *	-k MS      keep what is found for so long, as a request in mid-token, and check it then
+ *	-f         read as fast as can be: nearly all requests are for what is in memory, and wait for nobody; which chains
+ *	           all ask for changes all the time, so that these blocks, too, go and come back
  *	-t FILE    requests to repeat, from a random one on: a line is the ids of a prompt's blocks, "a-b" for a run of them;
  *	           else chains are made up
  *	-x         break what it may write: punch its blocks, cut and grow its session object; what it reads is its own affair
@@ -37,6 +39,11 @@
 #define DEPTH_MAX 64u /* of a repeated request */
 #define EXTEND_MAX 4u
 #define SLOW_US 100000u
+#define FAST_TURNS 4096u /* of these one is a usual one */
+#define HOT_MS 128u /* so long all fast ones ask for the same chains */
+#define HOT_CHAINS 4u
+#define ALONE_TURNS 64u /* nobody took what was published: so many turns without */
+#define EMPTY_US 1000u /* nothing there, and nobody to publish to */
 
 /* As the driver reads it (host.py). */
 struct totals {
@@ -54,7 +61,10 @@ struct worker {
 	uint64_t block_bytes, n_words, salt;
 	uint32_t owner, mode;
 	useconds_t keep_us; /* 0: not for long */
-	bool reads_only, breaks;
+	bool reads_only, breaks, fast;
+	unsigned n_alone; /* turns of a fast one until it tries again to publish */
+	unsigned n_empty; /* turns that found nothing, at a stretch */
+	struct kvp_key keys[CHAINS * DEPTH]; /* of a fast one: worked out once */
 	const char *requests, *at, *end; /* the file of -t */
 };
 
@@ -162,6 +172,20 @@ static void request_next(struct worker *w, struct request *request)
 			abort();
 }
 
+/* One of the chains all fast ones ask for just now, or any. */
+static void request_hot(const struct worker *w, struct request *request)
+{
+	uint64_t since = kvp_deadline_ms(0) / (HOT_MS * 1000000ull);
+	uint64_t first = since * 0x9e3779b97f4a7c15ull >> 32;
+	uint64_t chain = (w->n_alone ? random_next() : first + random_next() % HOT_CHAINS) % CHAINS;
+
+	request->n = DEPTH;
+	for (uint32_t i = 0; i < DEPTH; i++) {
+		request->ids[i] = chain * DEPTH + i;
+		request->keys[i] = w->keys[chain * DEPTH + i];
+	}
+}
+
 static int requests_open(struct worker *w)
 {
 	struct stat st;
@@ -201,14 +225,17 @@ static void wrong(const struct worker *w, uint64_t n, const char *what, uint64_t
 static void check_and_release(struct worker *w, const struct request *request, struct kvp_view *views, uint32_t n)
 {
 	struct totals *totals = w->totals;
-	uint32_t n_wrong = 0, first = 0;
+	uint32_t n_wrong = 0, first = 0, n_spill = 0;
 
 	for (uint32_t i = 0; i < n; i++) {
 		if (!right(w, views[i].data, request->ids[i]) && !n_wrong++)
 			first = i;
-		atomic_fetch_add(views[i].hit == KVP_HIT_SPILL ? &totals->hits_spill : &totals->hits_ram, 1);
+		n_spill += views[i].hit == KVP_HIT_SPILL;
 	}
 	atomic_fetch_add(&totals->reads, n);
+	atomic_fetch_add(&totals->hits_ram, n - n_spill);
+	if (n_spill)
+		atomic_fetch_add(&totals->hits_spill, n_spill);
 	if (kvp_release(views, n) > 0)
 		atomic_fetch_add(&totals->lost, 1);
 	else if (n_wrong && !w->breaks)
@@ -251,13 +278,15 @@ static void judge_published(struct worker *w, uint8_t result, const struct kvp_v
 		wrong(w, 1, "just published", id);
 }
 
-static void publish(
+/* Return: blocks stored. */
+static int64_t publish(
 	struct worker *w, const struct request *request, uint32_t from, struct kvp_block_ref *blocks, uint32_t n)
 {
 	struct kvp_publish_item items[EXTEND_MAX];
 	struct kvp_view views[EXTEND_MAX];
 	uint8_t results[EXTEND_MAX] = {0};
 	uint64_t start = kvp_deadline_ms(0);
+	int64_t n_stored = 0;
 
 	memset(items, 0, sizeof(items));
 	memset(views, 0, sizeof(views));
@@ -271,29 +300,34 @@ static void publish(
 	}
 	kvp_publish(w->ns, items, n, results);
 	most(&w->totals->publish_us, (kvp_deadline_ms(0) - start) / 1000);
-	for (uint32_t i = 0; i < n; i++)
+	for (uint32_t i = 0; i < n; i++) {
 		judge_published(w, results[i], &views[i], request->ids[from + i]);
+		n_stored += results[i] == KVP_PUB_STORED;
+	}
 	kvp_release(views, n);
+	return n_stored;
 }
 
-static void extend(struct worker *w, const struct request *request, uint32_t from)
+/* Return: blocks that were taken. */
+static int64_t extend(struct worker *w, const struct request *request, uint32_t from, uint32_t wait_ms)
 {
 	struct kvp_block_ref blocks[EXTEND_MAX];
 	uint32_t want = 1 + (uint32_t)(random_next() % EXTEND_MAX);
-	uint64_t deadline = kvp_deadline_ms(20);
-	int64_t n;
+	uint64_t deadline = wait_ms ? kvp_deadline_ms(wait_ms) : 0;
+	uint64_t start = kvp_deadline_ms(0);
+	int64_t n, n_stored = 0;
 
 	if (from + want > request->n)
 		want = request->n - from;
 	if (!want || w->reads_only)
-		return;
+		return 0;
 	memset(blocks, 0, sizeof(blocks));
 	n = kvp_reserve(w->ns, want, random_next() % 8 ? 0 : KVP_PRIVATE, deadline, blocks);
-	note_late(w->totals, deadline);
+	note_late(w->totals, deadline ? deadline : start);
 	if (n < 0) {
 		atomic_fetch_add(&w->totals->errors, 1);
 		fprintf(stderr, "prog_worker: reserve: %s\n", kvp_error(NULL));
-		return;
+		return n;
 	}
 	for (uint32_t i = 0; i < (uint32_t)n; i++) {
 		pattern_fill(blocks[i].data, w->n_words, w->salt + request->ids[from + i]);
@@ -302,8 +336,9 @@ static void extend(struct worker *w, const struct request *request, uint32_t fro
 	if (w->breaks && n && random_next() % 16 == 0)
 		break_something(w, &blocks[0]);
 	if (random_next() % 16 && n)
-		publish(w, request, from, blocks, (uint32_t)n);
+		n_stored = publish(w, request, from, blocks, (uint32_t)n);
 	kvp_abandon(blocks, (uint32_t)n);
+	return n_stored;
 }
 
 /* What engines also do: none of it may make a later read wrong. */
@@ -329,37 +364,70 @@ static void by_the_way(struct worker *w, const struct request *request)
 	}
 }
 
+static int64_t acquire(
+	struct worker *w, const struct request *request, uint32_t wait_ms, struct kvp_view views[DEPTH_MAX])
+{
+	uint64_t deadline = wait_ms ? kvp_deadline_ms(wait_ms) : 0;
+	uint64_t start = kvp_deadline_ms(0);
+	int64_t n;
+
+	memset(views, 0, request->n * sizeof(*views));
+	n = kvp_acquire(w->ns, request->keys, request->n, 0, deadline, views);
+	note_late(w->totals, deadline ? deadline : start);
+	if (n < 0) {
+		atomic_fetch_add(&w->totals->errors, 1);
+		fprintf(stderr, "prog_worker: acquire: %s\n", kvp_error(NULL));
+		usleep(1000);
+	}
+	return n;
+}
+
 static void work(struct worker *w)
 {
 	struct kvp_view views[DEPTH_MAX];
 	struct request request;
+	int64_t n;
 
-	for (;;) {
-		uint64_t wait_ms = random_next() % 3 ? 0 : random_next() % 50;
-		uint64_t deadline = wait_ms ? kvp_deadline_ms((uint32_t)wait_ms) : 0;
-		uint64_t start = kvp_deadline_ms(0);
-		int64_t n;
+	request_next(w, &request);
+	if (!request.n)
+		return;
+	n = acquire(w, &request, random_next() % 3 ? 0 : (uint32_t)(random_next() % 50), views);
+	if (n < 0)
+		return;
+	if (w->keep_us && n)
+		usleep(w->keep_us);
+	else if (random_next() % 32 == 0)
+		usleep((useconds_t)(random_next() % 20000)); /* hold them for a while */
+	check_and_release(w, &request, views, (uint32_t)n);
+	extend(w, &request, (uint32_t)n, 20);
+	by_the_way(w, &request);
+}
 
-		request_next(w, &request);
-		if (!request.n)
-			continue;
-		memset(views, 0, sizeof(views));
-		n = kvp_acquire(w->ns, request.keys, request.n, 0, deadline, views);
-		note_late(w->totals, deadline ? deadline : start);
-		if (n < 0) {
-			atomic_fetch_add(&w->totals->errors, 1);
-			fprintf(stderr, "prog_worker: acquire: %s\n", kvp_error(NULL));
-			usleep(1000);
-			continue;
-		}
-		if (w->keep_us && n)
-			usleep(w->keep_us);
-		else if (random_next() % 32 == 0)
-			usleep((useconds_t)(random_next() % 20000)); /* hold them for a while */
-		check_and_release(w, &request, views, (uint32_t)n);
-		extend(w, &request, (uint32_t)n);
-		by_the_way(w, &request);
-	}
+/* What is missing is published; where nobody takes it, what else is there is read meanwhile. */
+static void work_fast(struct worker *w)
+{
+	struct kvp_view views[DEPTH_MAX];
+	struct request request;
+	int64_t n;
+
+	request_hot(w, &request);
+	n = acquire(w, &request, 0, views);
+	if (n < 0)
+		return;
+	check_and_release(w, &request, views, (uint32_t)n);
+	w->n_alone -= w->n_alone > 0;
+	if (n < request.n && !w->n_alone && extend(w, &request, (uint32_t)n, 0) <= 0)
+		w->n_alone = ALONE_TURNS;
+	w->n_empty = n ? 0 : w->n_empty + 1;
+	if (w->n_empty > CHAINS)
+		usleep(EMPTY_US);
+}
+
+static void keys_make(struct worker *w)
+{
+	for (uint64_t id = 0; id < CHAINS * DEPTH; id++)
+		if (kvp_hash_bytes(w->ns, &id, sizeof(id), &w->keys[id]) < 0)
+			abort();
 }
 
 /* ---- its place ---- */
@@ -410,9 +478,11 @@ static int options(struct worker *w, int argc, char **argv)
 {
 	int c;
 
-	while ((c = getopt(argc, argv, "b:k:o:m:p:rt:x")) >= 0) {
+	while ((c = getopt(argc, argv, "b:fk:o:m:p:rt:x")) >= 0) {
 		if (c == 'b')
 			w->block_bytes = strtoull(optarg, NULL, 10);
+		else if (c == 'f')
+			w->fast = true;
 		else if (c == 'k')
 			w->keep_us = (useconds_t)strtoul(optarg, NULL, 10) * 1000;
 		else if (c == 'o')
@@ -436,9 +506,10 @@ static int options(struct worker *w, int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-	struct worker w = {.block_bytes = 20000, .owner = geteuid(), .mode = 0600};
+	static struct worker w = {.block_bytes = 20000, .mode = 0600};
 	int fd;
 
+	w.owner = geteuid();
 	if (options(&w, argc, argv) < 0) {
 		fprintf(stderr, "usage: prog_worker [OPTION]... SOCKET NAMESPACE SEED SHARED_FILE\n");
 		return 2;
@@ -455,6 +526,11 @@ int main(int argc, char **argv)
 	random_state = strtoull(argv[2], NULL, 10);
 	if (settle(&w) < 0)
 		return 75; /* EX_TEMPFAIL: there may be room later */
-	work(&w);
-	return 0;
+	if (w.fast)
+		keys_make(&w);
+	for (;;)
+		if (w.fast && random_next() % FAST_TURNS)
+			work_fast(&w);
+		else
+			work(&w);
 }
