@@ -131,13 +131,14 @@ static void a_greedy_namespace_never_takes_anothers_minimum(void **state)
 	let_go(f);
 }
 
-static void without_a_minimum_it_takes_as_much_as_the_other_keeps(void **state)
+static void without_a_minimum_it_takes_at_least_as_much_as_the_other_keeps(void **state)
 {
 	struct fixture *f = *state;
 
 	grab(f);
-	assert_int_equal(slabs_of(f, &f->quiet), 4);
-	assert_int_equal(slabs_of(f, &f->greedy), 4);
+	/* more where this took so long that what the other has not used since is worth less than half of its own */
+	assert_in_range(slabs_of(f, &f->greedy), 4, 7);
+	assert_int_equal(slabs_of(f, &f->quiet) + slabs_of(f, &f->greedy), SLABS);
 	let_go(f);
 }
 
@@ -168,7 +169,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		TEST(a_greedy_namespace_never_takes_anothers_minimum, with_five_slabs_each),
-		TEST(without_a_minimum_it_takes_as_much_as_the_other_keeps, with_a_slab_each),
+		TEST(without_a_minimum_it_takes_at_least_as_much_as_the_other_keeps, with_a_slab_each),
 		TEST(a_pool_that_shrinks_takes_minimum_shares_last, with_five_slabs_each),
 	};
 
