@@ -35,7 +35,7 @@
  * very tokens of one that does not.
  *
  * Threads: every call may run in any number of threads at once, also after fork(); nothing blocks but the wait of
- * kvattn_attend() for its own threads.  No call keeps a pointer.  Calls return 0 or a negative errno and then have
+ * kvattn_attend() for its own threads, or kvattn_crew_attend() for the crew's.  No call keeps a pointer.  Calls return 0 or a negative errno and then have
  * written nothing the caller may rely on.  Environment: KVATTN_ISA=scalar|avx2|avx512|avx512vnni|avx512amx caps the instruction
  * set, read once.  With AMX the first call asks the system for the tiles' state, for the whole process: from then on an
  * alternate signal stack must have room for it (getauxval(AT_MINSIGSTKSZ)), or sigaltstack() fails; where there is a
@@ -318,6 +318,54 @@ KVATTN_API void kvattn_opts_init(struct kvattn_opts *opts, uint32_t n_q_heads);
  */
 KVATTN_API int kvattn_attend(
 	const struct kvattn_geom *geom, const struct kvattn_seq *seqs, uint64_t n_seqs, const struct kvattn_opts *opts);
+
+/* ---- Threads that stay ---- */
+
+/*
+ * A crew is threads that wait for work between calls: nothing is made and joined for each of them, and on a machine with
+ * several NUMA nodes each works on the blocks of its own.  Made once, by whoever has the CPUs; any number of threads may
+ * call with the same crew at once and then share it.  It lives in the process that made it: in a child after fork() the
+ * caller works alone, with the same bits, and may make a crew of its own.
+ */
+struct kvattn_crew;
+
+#define KVATTN_CREW_LOOSE 1u /* not pinned: threads run where the system puts them */
+
+/**
+ * kvattn_crew_new() - make threads that stay
+ * @n_threads: that work at once, the caller of kvattn_crew_attend() among them; KVATTN_THREADS_AUTO: one for each CPU that
+ *             set and quota allow now
+ * @flags:     0, or KVATTN_CREW_LOOSE
+ * @crew:      set on success
+ *
+ * Where the process may use CPUs of several nodes, the threads are shared out over them and each is bound to those CPUs of
+ * one node that the caller's set has; with one node they are not bound.  The caller itself is never bound.  A thread that
+ * the system refuses is missing: kvattn_crew_size() tells.  All signals are blocked in them.
+ * Return: 0; -EINVAL; -ENOMEM.
+ */
+KVATTN_API int kvattn_crew_new(uint32_t n_threads, uint32_t flags, struct kvattn_crew **crew);
+
+/** kvattn_crew_free() - end the threads; no call with @crew may be under way or follow.  NULL is passed over.  In a child
+ *  after fork() it gives back memory only. */
+KVATTN_API void kvattn_crew_free(struct kvattn_crew *crew);
+
+/** kvattn_crew_size() - threads that can work at once, the caller among them; 1 with NULL, and in a child after fork() */
+KVATTN_API uint32_t kvattn_crew_size(const struct kvattn_crew *crew);
+
+/**
+ * kvattn_crew_attend() - kvattn_attend() by a crew
+ * @crew:        NULL: as kvattn_attend(), threads made for the call
+ * @opts:        n_threads: at most so many of the crew; 0 or KVATTN_THREADS_AUTO: all of it
+ * @block_nodes: for each sequence the node of each block of its table, by the kernel's number, below 64; a negative one: not
+ *               known.  NULL, or NULL for a sequence: none is known
+ *
+ * A long decode goes to threads split by split (1024 positions), to those of the node on which most of the split's blocks
+ * lie first; who has nothing left on its own node takes what is left on others.  The bits are those of kvattn_attend().
+ * Return: as kvattn_attend().
+ */
+KVATTN_API int kvattn_crew_attend(struct kvattn_crew *crew, const struct kvattn_geom *geom,
+	const struct kvattn_seq *seqs, uint64_t n_seqs, const struct kvattn_opts *opts,
+	const int16_t *const *block_nodes);
 
 /* Results over a part of the keys, as kvattn_attend() gives them: rows are query rows times heads. */
 struct kvattn_part {

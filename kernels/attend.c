@@ -15,9 +15,11 @@
 
 #include "attn.h"
 #include "cpu.h"
+#include "crew.h"
 #include "dispatch.h"
 #include "geom.h"
 #include "keys.h"
+#include "queue.h"
 #include "state.h"
 
 /* Query rows that share one pass over a head's keys, so few that their sums stay in the second-level cache. */
@@ -33,6 +35,7 @@
 /* How one sequence is cut. */
 struct cut {
 	struct attn_seq seq;
+	const int16_t *block_nodes; /* NULL: not known */
 	uint64_t first_unit;
 	uint64_t n_q_blocks;
 	uint32_t q_block; /* query rows in a unit */
@@ -57,12 +60,15 @@ struct plan {
 	uint32_t rows_per_head_max;
 	struct attn_split *splits; /* of all tables with positions */
 	char *parts; /* of all sequences cut by split */
-	_Atomic uint64_t next_unit;
+	struct kvattn_crew *crew; /* NULL: threads are made for the call */
+	const int16_t *const *block_nodes; /* by sequence, then block; NULL: not known, as any of them may be */
+	struct queue units;
 };
 
 struct worker {
 	struct plan *plan;
 	pthread_t thread;
+	uint32_t node; /* QUEUE_NOWHERE: does not matter */
 	struct attn_state total, part;
 	struct attn_run *runs;
 	void *scratch;
@@ -223,6 +229,7 @@ static void plan_free(struct plan *plan)
 	free(plan->cuts);
 	free(plan->splits);
 	free(plan->parts);
+	queue_deinit(&plan->units);
 }
 
 /* Splits of the tables that come with positions; the others are counted by arithmetic. */
@@ -409,11 +416,78 @@ static int plan_weighings(struct plan *plan)
 	return 0;
 }
 
-static uint32_t threads_wanted(uint32_t asked)
+/* The cut whose unit this is; followers have none of their own and stand behind all of their group's. */
+static struct cut *cut_of_unit(const struct plan *plan, uint64_t unit)
 {
-	const uint32_t n = asked == KVATTN_THREADS_AUTO ? cpu_count() : asked;
+	uint64_t low = 0, high = plan->n_cuts;
 
-	return n == 0 ? 1 : n < THREADS_MAX ? n : THREADS_MAX;
+	while (high - low > 1) {
+		const uint64_t mid = (low + high) / 2;
+
+		if (plan->cuts[mid].first_unit <= unit)
+			low = mid;
+		else
+			high = mid;
+	}
+	return &plan->cuts[low];
+}
+
+/* ---- Which node's threads a unit is for ---- */
+
+/* The node on which most blocks of a split lie. */
+static uint32_t split_node(const struct plan *plan, const struct cut *cut, uint64_t i)
+{
+	const struct attn_split split = keys_split_at(&cut->seq, i);
+	const uint64_t block_tokens = plan->call.geom.block_tokens, end = split.key + split.n_keys;
+	uint32_t votes[QUEUE_NODES] = {0}, best = QUEUE_NOWHERE;
+
+	for (uint64_t b = split.key / block_tokens; cut->block_nodes && b * block_tokens < end; b++) {
+		const int16_t node = cut->block_nodes[b];
+
+		if (node < 0 || (uint32_t)node >= QUEUE_NODES)
+			continue;
+		votes[node]++;
+		if (best == QUEUE_NOWHERE || votes[node] > votes[best])
+			best = (uint32_t)node;
+	}
+	return best;
+}
+
+/* Units over all splits belong to no node: their blocks lie on each of them. */
+static uint32_t unit_node(void *arg, uint64_t unit)
+{
+	const struct plan *plan = arg;
+	const struct cut *cut = cut_of_unit(plan, unit);
+	uint64_t at, rest;
+
+	if (!cut->parts)
+		return QUEUE_NOWHERE;
+	at = unit - cut->first_unit;
+	if (at < cut->n_joined)
+		return split_node(plan, cut, at);
+	rest = at - cut->n_joined;
+	at = cut->n_joined + rest / cut->n_members;
+	cut += rest % cut->n_members;
+	return at < cut->seq.n_splits ? split_node(plan, cut, at) : QUEUE_NOWHERE;
+}
+
+static int plan_queue(struct plan *plan)
+{
+	if (!plan->block_nodes || plan->n_threads < 2) {
+		queue_init(&plan->units, plan->n_units);
+		return 0;
+	}
+	return queue_sort(&plan->units, plan->n_units, unit_node, plan);
+}
+
+static uint32_t threads_wanted(const struct plan *plan)
+{
+	const uint32_t asked = plan->call.opts.n_threads, most = plan->crew ? crew_size(plan->crew) : THREADS_MAX;
+	const uint32_t n = asked == KVATTN_THREADS_AUTO && !plan->crew ? cpu_count() : asked;
+
+	if (n == 0)
+		return plan->crew ? most : 1;
+	return n < most ? n : most;
 }
 
 static int plan_init(struct plan *plan, const struct kvattn_seq *seqs, uint64_t n_seqs)
@@ -421,7 +495,7 @@ static int plan_init(struct plan *plan, const struct kvattn_seq *seqs, uint64_t 
 	int r;
 
 	plan->isa = dispatch_isa();
-	plan->n_threads = threads_wanted(plan->call.opts.n_threads);
+	plan->n_threads = threads_wanted(plan);
 	plan->cuts = calloc(n_seqs, sizeof(*plan->cuts));
 	if (!plan->cuts)
 		return -ENOMEM;
@@ -432,6 +506,7 @@ static int plan_init(struct plan *plan, const struct kvattn_seq *seqs, uint64_t 
 		if (seqs[i].n_q == 0)
 			continue;
 		seq_init(&plan->call, &seqs[i], &plan->cuts[plan->n_cuts].seq);
+		plan->cuts[plan->n_cuts].block_nodes = plan->block_nodes ? plan->block_nodes[i] : NULL;
 		cut_rows(plan, &plan->cuts[plan->n_cuts++]);
 	}
 	r = plan_splits(plan);
@@ -440,9 +515,10 @@ static int plan_init(struct plan *plan, const struct kvattn_seq *seqs, uint64_t 
 		r = plan_parts(plan);
 	if (r == 0)
 		r = plan_weighings(plan);
-	if (r == 0)
-		plan_units(plan);
-	return r;
+	if (r < 0)
+		return r;
+	plan_units(plan);
+	return plan_queue(plan);
 }
 
 /* ---- Working ---- */
@@ -620,37 +696,45 @@ static void weighings_run(struct worker *w)
 	struct plan *plan = w->plan;
 	uint64_t unit, c = 0;
 
-	for (;;) {
-		unit = atomic_fetch_add_explicit(&plan->next_unit, 1, memory_order_relaxed);
-		if (unit >= plan->n_weighings)
-			return;
+	while (queue_take(&plan->units, w->node, &unit)) {
 		while (c + 1 < plan->n_cuts && plan->cuts[c + 1].first_weighing <= unit)
 			c++;
 		unit_weigh(w, &plan->cuts[c], unit - plan->cuts[c].first_weighing);
 	}
 }
 
-static void *worker_run(void *arg)
+static void worker_work(struct worker *w)
 {
-	struct worker *w = arg;
 	struct plan *plan = w->plan;
-	uint64_t unit, c = 0;
+	uint64_t unit;
 
 	if (plan->weighs) {
 		weighings_run(w);
-		return NULL;
+		return;
 	}
-	for (;;) {
-		unit = atomic_fetch_add_explicit(&plan->next_unit, 1, memory_order_relaxed);
-		if (unit >= plan->n_units)
-			return NULL;
-		while (c + 1 < plan->n_cuts && plan->cuts[c + 1].first_unit <= unit)
-			c++;
-		if (plan->cuts[c].parts)
-			unit_of_group(w, &plan->cuts[c], unit - plan->cuts[c].first_unit);
+	w->node = plan->units.order ? cpu_node() : QUEUE_NOWHERE;
+	while (queue_take(&plan->units, w->node, &unit)) {
+		struct cut *cut = cut_of_unit(plan, unit);
+
+		if (cut->parts)
+			unit_of_group(w, cut, unit - cut->first_unit);
 		else
-			unit_all_splits(w, &plan->cuts[c], unit - plan->cuts[c].first_unit);
+			unit_all_splits(w, cut, unit - cut->first_unit);
 	}
+}
+
+static void *worker_run(void *arg)
+{
+	worker_work(arg);
+	return NULL;
+}
+
+/* The caller's seat is the first. */
+static void worker_seat(void *arg, uint32_t seat)
+{
+	struct worker *workers = arg;
+
+	worker_work(&workers[seat]);
 }
 
 static size_t worker_bytes(const struct plan *plan)
@@ -664,7 +748,7 @@ static void worker_init(struct worker *w, struct plan *plan, char *memory)
 {
 	const size_t state = state_bytes(&plan->call, plan->rows_max);
 
-	*w = (struct worker){.plan = plan};
+	*w = (struct worker){.plan = plan, .node = QUEUE_NOWHERE};
 	w->total = state_at(&plan->call, plan->rows_max, memory);
 	w->part = state_at(&plan->call, plan->rows_max, memory + state);
 	w->runs = (struct attn_run *)(void *)(memory + 2 * state);
@@ -677,6 +761,10 @@ static void workers_run(struct worker *workers, uint32_t n)
 	uint32_t started = 1;
 	sigset_t all, before;
 
+	if (workers->plan->crew) {
+		crew_run(workers->plan->crew, n, worker_seat, workers);
+		return;
+	}
 	if (n > 1) {
 		sigfillset(&all);
 		pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -685,7 +773,7 @@ static void workers_run(struct worker *workers, uint32_t n)
 			started++;
 		pthread_sigmask(SIG_SETMASK, &before, NULL);
 	}
-	worker_run(&workers[0]);
+	worker_work(&workers[0]);
 	for (uint32_t i = 1; i < started; i++)
 		pthread_join(workers[i].thread, NULL);
 }
@@ -708,7 +796,8 @@ static int plan_run(struct plan *plan)
 	workers_run(workers, n);
 	if (plan->n_weighings) {
 		plan->weighs = true;
-		atomic_store_explicit(&plan->next_unit, 0, memory_order_relaxed);
+		queue_deinit(&plan->units);
+		queue_init(&plan->units, plan->n_weighings);
 		workers_run(workers, n);
 	}
 	free(memory);
@@ -720,10 +809,10 @@ void kvattn_opts_init(struct kvattn_opts *opts, uint32_t n_q_heads)
 	*opts = (struct kvattn_opts){.size = sizeof(*opts), .n_q_heads = n_q_heads, .scale = NAN};
 }
 
-int kvattn_attend(
-	const struct kvattn_geom *geom, const struct kvattn_seq *seqs, uint64_t n_seqs, const struct kvattn_opts *opts)
+int kvattn_crew_attend(struct kvattn_crew *crew, const struct kvattn_geom *geom, const struct kvattn_seq *seqs,
+	uint64_t n_seqs, const struct kvattn_opts *opts, const int16_t *const *block_nodes)
 {
-	struct plan plan = {0};
+	struct plan plan = {.crew = crew, .block_nodes = block_nodes};
 	int r = call_init(&plan.call, geom, opts);
 
 	if (r < 0)
@@ -737,4 +826,10 @@ int kvattn_attend(
 		r = plan_run(&plan);
 	plan_free(&plan);
 	return r;
+}
+
+int kvattn_attend(
+	const struct kvattn_geom *geom, const struct kvattn_seq *seqs, uint64_t n_seqs, const struct kvattn_opts *opts)
+{
+	return kvattn_crew_attend(NULL, geom, seqs, n_seqs, opts, NULL);
 }

@@ -4,12 +4,13 @@
  * A feature bit alone proves nothing: a system or hypervisor that does not save the wide registers leaves the bit set,
  * and the first wide instruction is then SIGILL.  So XCR0 is read too (OSXSAVE first, or reading it would trap).
  */
-#define _GNU_SOURCE 1 /* sched_getaffinity() */
+#define _GNU_SOURCE 1 /* sched_getaffinity(), getcpu() */
 #include "cpu.h"
 
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define LEAF1_ECX_OSXSAVE (1u << 27)
@@ -92,6 +93,49 @@ static uint32_t affinity_count(void)
 	if (sched_getaffinity(0, sizeof(set), &set) < 0)
 		return CPU_SETSIZE;
 	return (uint32_t)CPU_COUNT(&set);
+}
+
+/* "0-3,8" to CPUs; what is beyond a cpu_set_t is left out. */
+static void cpus_parse(const char *list, cpu_set_t *cpus)
+{
+	unsigned long first, last;
+	char *end;
+
+	CPU_ZERO(cpus);
+	for (; *list >= '0' && *list <= '9'; list = *end == ',' ? end + 1 : end) {
+		first = last = strtoul(list, &end, 10);
+		if (*end == '-')
+			last = strtoul(end + 1, &end, 10);
+		for (; first <= last && first < CPU_SETSIZE; first++)
+			CPU_SET(first, cpus);
+	}
+}
+
+void cpu_nodes_read(const char *dir, struct cpu_nodes *nodes)
+{
+	*nodes = (struct cpu_nodes){0};
+	for (uint32_t i = 0; i < CPU_NODES_MAX; i++) {
+		char path[256], line[4096];
+		FILE *file;
+
+		snprintf(path, sizeof(path), "%s/node%u/cpulist", dir, i);
+		file = fopen(path, "re");
+		if (!file)
+			continue;
+		if (fgets(line, sizeof(line), file)) {
+			cpus_parse(line, &nodes->cpus[i]);
+			if (CPU_COUNT(&nodes->cpus[i]))
+				nodes->n = i + 1;
+		}
+		fclose(file);
+	}
+}
+
+uint32_t cpu_node(void)
+{
+	unsigned node;
+
+	return getcpu(NULL, &node) == 0 ? node : UINT32_MAX;
 }
 
 /* The numbers in a cgroup's file, 0 for each that is not there ("max" is none). */

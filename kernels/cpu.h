@@ -2,6 +2,7 @@
 #ifndef KVATTN_CPU_H
 #define KVATTN_CPU_H
 
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -33,5 +34,19 @@ bool cpu_amx_grant(void);
 
 /** cpu_count() - processors this process may keep busy: the affinity set, bounded by the cgroup's quota; at least 1 */
 uint32_t cpu_count(void);
+
+#define CPU_NODES_MAX 64u
+
+/* NUMA nodes with CPUs, by their number. */
+struct cpu_nodes {
+	uint32_t n; /* the highest one's number + 1; 0: none are told */
+	cpu_set_t cpus[CPU_NODES_MAX]; /* of a node without CPUs, or one that is not there: none */
+};
+
+/** cpu_nodes_read() - what is told in @dir, /sys/devices/system/node */
+void cpu_nodes_read(const char *dir, struct cpu_nodes *nodes);
+
+/** cpu_node() - the number of the node on which the calling thread runs; UINT32_MAX: it cannot be told */
+uint32_t cpu_node(void);
 
 #endif
