@@ -739,6 +739,10 @@ KVP_API void *kvp_seq_block(struct kvp_seq *seq, uint64_t pos, uint32_t *index);
 /** kvp_seq_table() - block table for kvattn_attend(); valid until the next call that changes the sequence. Return: 0; -KVP_EINVAL. */
 KVP_API int kvp_seq_table(struct kvp_seq *seq, struct kvattn_table *table);
 
+/** kvp_seq_nodes() - the NUMA node (the kernel's number) of each block of the table that kvp_seq_table() or kvp_seq_select() gave
+ *  last, -1: not known; for kvattn_crew_attend(), valid as long as that table.  NULL: none was given yet. */
+KVP_API const int16_t *kvp_seq_nodes(const struct kvp_seq *seq);
+
 /**
  * kvp_seq_commit() - K and V of all layers of the tokens before @n are stored: publish the blocks full below @n
  * Tokens from @n on (speculative) stay private.  A refused publish is no error: the block stays private.

@@ -58,7 +58,7 @@ int attend_init(struct attend_state *a, const struct attend *how, struct kv_stor
 	a->part_lse = calloc(rows + 1, sizeof(*a->part_lse));
 	a->sum_lse = calloc(rows + 1, sizeof(*a->sum_lse));
 	if (a->mass && a->head_mass && a->summaries && a->picks && a->blocks && a->part && a->sum && a->part_lse &&
-		a->sum_lse)
+		a->sum_lse && (how->threads < 2 || kvattn_crew_new(how->threads, 0, &a->crew) == 0))
 		return 0;
 	attend_deinit(a);
 	return -ENOMEM;
@@ -75,7 +75,17 @@ void attend_deinit(struct attend_state *a)
 	free(a->sum);
 	free(a->part_lse);
 	free(a->sum_lse);
+	kvattn_crew_free(a->crew);
 	*a = (struct attend_state){0};
+}
+
+/* ---- by one thread, or a crew ---- */
+
+static int attend_one(struct attend_state *a, uint32_t layer, const struct kvattn_seq *seq)
+{
+	const int16_t *nodes = a->crew && a->store->ops->nodes ? a->store->ops->nodes(a->store) : NULL;
+
+	return kvattn_crew_attend(a->crew, &a->store->geom[layer], seq, 1, &a->attn, &nodes);
 }
 
 /* ---- sparse ---- */
@@ -106,7 +116,7 @@ static int attend_pieces(struct attend_state *a, uint32_t layer, struct kvattn_s
 		seq->out = first ? a->part : a->sum;
 		seq->lse = first ? a->part_lse : a->sum_lse;
 		if (r == 0)
-			r = kvattn_attend(geom, seq, 1, &a->attn);
+			r = attend_one(a, layer, seq);
 		if (r == 0 && first)
 			r = kvattn_merge(parts, 2, rows, geom->dim_v, a->sum, a->sum_lse);
 	}
@@ -174,7 +184,7 @@ static int observe(struct attend_state *a, uint32_t layer, struct kvattn_seq *se
 	memset(a->head_mass, 0, geom->n_kv_heads * a->n_prompt * sizeof(*a->head_mass));
 	seq->mass = a->head_mass;
 	seq->mass_stride = a->n_prompt;
-	r = kvattn_attend(geom, seq, 1, &a->attn);
+	r = attend_one(a, layer, seq);
 	for (uint64_t i = 0; r == 0 && i < geom->n_kv_heads * a->n_prompt; i++)
 		a->mass[i % a->n_prompt] += a->head_mass[i];
 	return r;
@@ -257,7 +267,7 @@ int attend_rows(
 		r = select_range(a, 0, (first + n - 1) / a->store->geom[0].block_tokens + 1);
 	seq.table = a->table;
 	if (r == 0)
-		r = kvattn_attend(&a->store->geom[layer], &seq, 1, &a->attn);
+		r = attend_one(a, layer, &seq);
 	if (r < 0 || !observed)
 		return r;
 	/* once more for the last rows alone: the same bits, and their attention mass */

@@ -28,6 +28,7 @@ enum attend_kind {
 struct attend {
 	enum attend_kind kind;
 	uint32_t n;
+	uint32_t threads; /* that attend; 0 and 1: the caller's alone; KVATTN_THREADS_AUTO: as many as it may */
 	uint32_t piece; /* sparse: blocks of the prompt at hand at most, attended to piece by piece; 0: all at once */
 };
 
@@ -37,6 +38,7 @@ struct attend_state {
 	struct kv_store *store;
 	struct error *error;
 	struct kvattn_opts attn;
+	struct kvattn_crew *crew; /* NULL: one thread */
 	struct kvattn_table table;
 	uint64_t n_prompt;
 	uint64_t n_dropped; /* tokens before the last ones that were not kept */

@@ -37,6 +37,8 @@ struct kv_ops {
 	void *(*block)(struct kv_store *store, uint64_t pos, uint32_t *index);
 	/* valid until the next append or restart */
 	int (*table)(struct kv_store *store, struct kvattn_table *table);
+	/* of each block of the table given last, the NUMA node; NULL: this store cannot tell */
+	const int16_t *(*nodes)(const struct kv_store *store);
 	/* all layers of the tokens before @n are stored */
 	int64_t (*commit)(struct kv_store *store, uint64_t n, struct error *error);
 	/* of a layer, one for each full committed block; returns their number. NULL, as are the next two: this store cannot */

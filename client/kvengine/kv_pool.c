@@ -59,6 +59,11 @@ static int pool_table(struct kv_store *store, struct kvattn_table *table)
 	return kvp_seq_table(pool_of(store)->seq, table);
 }
 
+static const int16_t *pool_nodes(const struct kv_store *store)
+{
+	return kvp_seq_nodes(((const struct kv_pool *)store)->seq);
+}
+
 static int64_t pool_commit(struct kv_store *store, uint64_t n, struct error *error)
 {
 	struct kv_pool *p = pool_of(store);
@@ -141,6 +146,7 @@ static const struct kv_ops pool_ops = {
 	.append = pool_append,
 	.block = pool_block,
 	.table = pool_table,
+	.nodes = pool_nodes,
 	.commit = pool_commit,
 	.summaries = pool_summaries,
 	.select = pool_select,

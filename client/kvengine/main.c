@@ -1,7 +1,7 @@
 /*
  * main.c - kvengine, kvpool's reference engine: greedy text from a small Llama-architecture model, one JSON object
  *
- * Made to show and test the pool, not to serve: one request, one thread.  Options in --help.
+ * Made to show and test the pool, not to serve: one request, one thread but for attention.  Options in --help.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -28,6 +28,7 @@ struct config {
 	struct kv_opts kv;
 	struct kv_pool_opts pool;
 	struct generate_opts generate;
+	uint32_t threads;
 	bool no_pool, json;
 };
 
@@ -45,6 +46,7 @@ enum option_id {
 	OPT_RESIDENT,
 	OPT_BLOCK_TOKENS,
 	OPT_CHUNK,
+	OPT_THREADS,
 	OPT_SOCKET,
 	OPT_NAME,
 	OPT_PACE,
@@ -66,6 +68,7 @@ static const struct option options[] = {
 	{"resident", required_argument, NULL, OPT_RESIDENT},
 	{"block-tokens", required_argument, NULL, OPT_BLOCK_TOKENS},
 	{"chunk", required_argument, NULL, OPT_CHUNK},
+	{"threads", required_argument, NULL, OPT_THREADS},
 	{"socket", required_argument, NULL, OPT_SOCKET},
 	{"name", required_argument, NULL, OPT_NAME},
 	{"pace", required_argument, NULL, OPT_PACE},
@@ -91,6 +94,7 @@ static const char usage[] =
 	"  --resident N        with sparse: blocks held at most, the others may go to the spill store (all)\n"
 	"  --block-tokens N    tokens of a block (16)\n"
 	"  --chunk N           prompt tokens computed together (64)\n"
+	"  --threads N|auto    that attend, the others waiting meanwhile; the ids are the same (1)\n"
 	"  --socket PATH       of the daemon; default: KVPOOL_SOCKET, else /run/kvpool/kvpoold.sock\n"
 	"  --name NS           namespace in the pool (kvengine)\n"
 	"  --no-pool           keep K and V in this process's memory\n"
@@ -194,6 +198,11 @@ static int option_take(int id, const char *value, struct config *config)
 		return number_parse(value, "block-tokens", 1, 1 << 20, &config->kv.block_tokens);
 	case OPT_CHUNK:
 		return number_parse(value, "chunk", 1, 4096, &config->generate.chunk);
+	case OPT_THREADS:
+		if (strcmp(value, "auto") != 0)
+			return number_parse(value, "threads", 1, 1024, &config->threads);
+		config->threads = KVATTN_THREADS_AUTO;
+		return 0;
 	case OPT_SOCKET:
 		config->pool.socket = value;
 		return 0;
@@ -425,6 +434,7 @@ static int generate(const struct config *config, const struct model *model, cons
 	if (r < 0)
 		return r;
 	opts.attend.piece = config->kv.resident_blocks;
+	opts.attend.threads = config->threads;
 	r = generate_run(model, store, ids, n, &opts, result, error);
 	kv_close(store);
 	if (r != -ESTALE)

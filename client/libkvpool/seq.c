@@ -240,6 +240,7 @@ static void seq_free(struct kvp_seq *seq)
 	free(seq->keys);
 	free(seq->table_blocks);
 	free(seq->table_pos);
+	free(seq->table_nodes);
 	free(seq);
 }
 
@@ -492,10 +493,23 @@ void *kvp_seq_block(struct kvp_seq *seq, uint64_t pos, uint32_t *index)
 
 static int table_grow(struct kvp_seq *seq, uint64_t n)
 {
-	uint64_t room = seq->table_room;
+	uint64_t room = seq->table_room, room_nodes = room;
 	int r = array_grow((void **)&seq->table_blocks, &room, n, sizeof(*seq->table_blocks));
 
+	if (r == 0)
+		r = array_grow((void **)&seq->table_nodes, &room_nodes, n, sizeof(*seq->table_nodes));
 	return r < 0 ? r : array_grow((void **)&seq->table_pos, &seq->table_room, n, sizeof(*seq->table_pos));
+}
+
+/* Of a block in the pool that is read there; one that is being written lies near its writer anyway. */
+static int16_t cell_node(const struct cell *cell)
+{
+	uint32_t node;
+
+	if (cell_state(cell) != CELL_STORED || !cell->spot.map)
+		return -1;
+	node = cell->spot.map->slabs[slot_place(cell->spot.map, cell->spot.slot)].node;
+	return node <= INT16_MAX ? (int16_t)node : -1;
 }
 
 static void table_add(struct kvp_seq *seq, uint64_t b, struct kvattn_table *table)
@@ -504,6 +518,7 @@ static void table_add(struct kvp_seq *seq, uint64_t b, struct kvattn_table *tabl
 	uint64_t left = seq->n_tokens - b * width;
 
 	seq->table_blocks[table->n_blocks] = cell_data(seq->cells[b]);
+	seq->table_nodes[table->n_blocks] = cell_node(seq->cells[b]);
 	seq->table_pos[table->n_blocks++] = b * width;
 	table->n_tokens += left < width ? left : width;
 }
@@ -543,6 +558,11 @@ int kvp_seq_table(struct kvp_seq *seq, struct kvattn_table *table)
 			table_add(seq, b, table);
 	table_end(seq, table);
 	return 0;
+}
+
+const int16_t *kvp_seq_nodes(const struct kvp_seq *seq)
+{
+	return seq ? seq->table_nodes : NULL;
 }
 
 /* ---- commit ---- */

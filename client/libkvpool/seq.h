@@ -81,6 +81,7 @@ struct kvp_seq {
 
 	const void **table_blocks;
 	uint64_t *table_pos;
+	int16_t *table_nodes;
 	uint64_t table_room;
 
 	uint64_t reused_ram, reused_spill;

@@ -14,6 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <kvattn.h>
+
 #include "wire.h"
 
 #define MIB (1024u * 1024)
@@ -187,6 +189,41 @@ static void a_reader_is_told_on_which_node_a_block_lies(void **state)
 	assert_int_equal(kvp_release(&view, 1), 0);
 	assert_int_equal(kvp_view_node(&view), -KVP_ENOENT);
 	assert_int_equal(kvp_view_node(&nothing), -KVP_ENOENT);
+	kvp_ns_close(ns);
+	kvp_close(client);
+}
+
+/* What is stored is told, and what is still being written is not. */
+static void a_sequence_tells_the_nodes_of_its_table(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_open_opts open = {.size = sizeof(open), .connect_timeout_ms = 5000};
+	struct kvp_desc desc;
+	struct kvp_ns_opts opts = {.size = sizeof(opts), .name = "n", .owner_uid = KVP_UID_SELF, .desc = &desc};
+	uint32_t tokens[24] = {0};
+	struct kvattn_table table;
+	struct kvp_client *client;
+	struct kvp_seq *seq;
+	struct kvp_ns *ns;
+
+	assert_int_equal(start(f, WITH_GAPS, "node5=4M"), 0);
+	open.socket = f->host.socket;
+	wire_desc(&desc, BLOCK, 0);
+	assert_int_equal(kvp_open(&open, &client), 0);
+	assert_int_equal(kvp_ns_open(client, &opts, &ns), 0);
+	assert_int_equal(kvp_seq_open(ns, NULL, &seq), 0);
+	assert_int_equal(kvp_seq_append(seq, tokens, 24), 24);
+	for (int i = 0; i < 200; i++) { /* the daemon's answer is taken over by calls on the sequence */
+		assert_true(kvp_seq_commit(seq, 16) >= 0);
+		assert_int_equal(kvp_seq_table(seq, &table), 0);
+		if (kvp_seq_nodes(seq)[0] >= 0)
+			break;
+		usleep(50000);
+	}
+	assert_int_equal(table.n_blocks, 2);
+	assert_int_equal(kvp_seq_nodes(seq)[0], 5);
+	assert_int_equal(kvp_seq_nodes(seq)[1], -1);
+	kvp_seq_close(seq);
 	kvp_ns_close(ns);
 	kvp_close(client);
 }
@@ -440,6 +477,7 @@ int main(void)
 		TEST(a_reserve_waits_for_memory_near_it_while_that_is_being_made),
 		TEST(a_node_with_cpus_and_no_memory_has_no_share_and_is_served_from_the_nearest),
 		TEST(a_reader_is_told_on_which_node_a_block_lies),
+		TEST(a_sequence_tells_the_nodes_of_its_table),
 		TEST(slabs_stay_on_their_nodes_over_a_restart),
 		TEST(what_was_used_least_lately_moves_to_the_node_without_cpus_before_it_leaves_memory),
 		TEST(what_is_new_lies_near_and_what_leaves_memory_leaves_the_far_node),

@@ -40,6 +40,10 @@ static void a_new_sequence_is_empty(void **state)
 	assert_int_equal(kvp_seq_table(seq, &table), 0);
 	assert_int_equal(table.n_blocks, 0);
 	assert_int_equal(table.n_tokens, 0);
+	assert_int_equal(kvp_seq_append(seq, &(uint32_t){1}, 1), 1);
+	assert_int_equal(kvp_seq_table(seq, &table), 0);
+	assert_int_equal(kvp_seq_nodes(seq)[0], -1); /* private memory: on no node that we know */
+	assert_int_equal(kvp_seq_truncate(seq, 0), 0);
 	assert_null(kvp_seq_row(seq, 0, KVP_K, 0, 0));
 	assert_int_equal(kvp_seq_commit(seq, 0), 0);
 	assert_int_equal(kvp_seq_truncate(seq, 0), 0);

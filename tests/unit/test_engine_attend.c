@@ -41,7 +41,8 @@ static struct kv_store *given_store(const struct engine *e, uint32_t type, const
 	return store;
 }
 
-static struct generate_result generated_by(const struct engine *e, uint32_t type, const char *attn, uint32_t piece)
+static struct generate_result generated_by(
+	const struct engine *e, uint32_t type, const char *attn, uint32_t piece, uint32_t threads)
 {
 	struct generate_opts opts = {.steps = STEPS, .chunk = 24};
 	struct generate_result result;
@@ -50,6 +51,7 @@ static struct generate_result generated_by(const struct engine *e, uint32_t type
 
 	assert_int_equal(attend_parse(attn, &opts.attend), 0);
 	opts.attend.piece = piece;
+	opts.attend.threads = threads;
 	store = given_store(e, type, &opts.attend);
 	if (generate_run(&e->model, store, e->ids, e->n, &opts, &result, &error) < 0)
 		fail_msg("%s: %s", attn, error.text);
@@ -60,7 +62,7 @@ static struct generate_result generated_by(const struct engine *e, uint32_t type
 
 static struct generate_result generated(const struct engine *e, uint32_t type, const char *attn)
 {
-	return generated_by(e, type, attn, 0);
+	return generated_by(e, type, attn, 0, 1);
 }
 
 static void a_part_that_is_all_gives_the_ids_of_full_attention(void **state)
@@ -86,11 +88,25 @@ static void a_part_that_is_all_gives_the_ids_of_full_attention(void **state)
 static void a_prompt_attended_piece_by_piece_gives_the_same_ids(void **state)
 {
 	struct generate_result full = generated(*state, KVATTN_F32, "full");
-	struct generate_result pieces = generated_by(*state, KVATTN_F32, "sparse:100000", 2);
+	struct generate_result pieces = generated_by(*state, KVATTN_F32, "sparse:100000", 2, 1);
 
 	assert_memory_equal(pieces.ids, full.ids, full.n_ids * sizeof(*full.ids));
 	free(pieces.ids);
 	free(full.ids);
+}
+
+static void threads_change_no_id(void **state)
+{
+	static const char *const hows[] = {"full", "window:40", "sparse:2", "heavy:48"};
+
+	for (size_t i = 0; i < 4; i++) {
+		struct generate_result one = generated(*state, KVATTN_F16, hows[i]);
+		struct generate_result three = generated_by(*state, KVATTN_F16, hows[i], 0, 3);
+
+		assert_memory_equal(three.ids, one.ids, one.n_ids * sizeof(*one.ids));
+		free(one.ids);
+		free(three.ids);
+	}
 }
 
 static void sparse_attention_reads_a_part_of_the_blocks(void **state)
@@ -167,6 +183,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_part_that_is_all_gives_the_ids_of_full_attention),
 		cmocka_unit_test(a_prompt_attended_piece_by_piece_gives_the_same_ids),
+		cmocka_unit_test(threads_change_no_id),
 		cmocka_unit_test(sparse_attention_reads_a_part_of_the_blocks),
 		cmocka_unit_test(sparse_attention_reads_no_more_than_each_head_may_pick),
 		cmocka_unit_test(int4_goes_on_after_tokens_were_dropped),
