@@ -923,6 +923,7 @@ int session_start(struct daemon *d, char message[256])
 		if (atomic_load(&d->pool.session_rows[i].session_id) && !session_adopt(d, &d->pool.session_rows[i]))
 			atomic_store(&d->pool.session_rows[i].session_id, 0);
 	shm_remove_all(d->pool.uuid, session_keep_object, d);
+	gauge_set(&d->pool.stats->counters.slab_bytes_staging, 0);
 	return 0;
 }
 

@@ -486,6 +486,7 @@ int tier_start(struct daemon *d, char message[256])
 	if (r == 0)
 		ns_link_all(d, d->tier->spill && spill_set_missing(d->tier->spill));
 	tier_stats(d);
+	gauge_set(&d->pool.stats->counters.spill_unpack_speed, 0); /* measured anew */
 	if (r == 0) /* else what the last daemon knew of its stores stays */
 		tier_store_rows(d);
 	return r;
@@ -511,14 +512,10 @@ void tier_stop(struct daemon *d)
 void tier_stats(struct daemon *d)
 {
 	struct kvp_counters *c = &d->pool.stats->counters;
-	struct spill_stats s, *told = &d->tier->told;
+	struct spill_stats s = {.state = SPILL_OFF, .message = "off: no --spill given"}, *told = &d->tier->told;
 
-	if (!d->tier->spill) {
-		gauge_set(&c->spill_state, SPILL_OFF);
-		snprintf(d->pool.stats->spill_message, sizeof(d->pool.stats->spill_message), "off: no --spill given");
-		return;
-	}
-	spill_set_stats(d->tier->spill, &s);
+	if (d->tier->spill) /* else nothing stays of a store that the last daemon had */
+		spill_set_stats(d->tier->spill, &s);
 	gauge_set(&c->spill_state, s.state);
 	gauge_set(&c->spill_uring, s.uring);
 	gauge_set(&c->spill_direct, s.direct);

@@ -234,6 +234,98 @@ static void senseless_sizes_are_not_followed(void **state)
 	assert_int_equal(wire_join(&f->w, &f->ns, "m", BLOCK), 0);
 }
 
+/* ---- levels ---- */
+
+#define LEFT 0x5a5a5a5a5a5aull /* no level that anything here has */
+
+struct level {
+	const char *name;
+	size_t at; /* in the stats object */
+};
+
+static unsigned levels_of(const struct host *host, const struct kvp_ns_row *row, struct level levels[128])
+{
+	size_t counters = offsetof(struct kvp_stats, counters), ns;
+	unsigned n = 0;
+
+	ns = (size_t)((const char *)row - (const char *)host->stats) + offsetof(struct kvp_ns_row, counters);
+#define GAUGE true
+#define COUNTER false
+#define KVP_COUNTER(name, kind, unit, help) \
+	if (kind) \
+		levels[n++] = (struct level){#name, counters + offsetof(struct kvp_counters, name)};
+#define KVP_NS_COUNTER(name, kind, unit, help) \
+	if (kind) \
+		levels[n++] = (struct level){"namespace: " #name, ns + offsetof(struct kvp_ns_counters, name)};
+#include "counters.def"
+#undef KVP_COUNTER
+#undef KVP_NS_COUNTER
+#undef GAUGE
+#undef COUNTER
+	assert_in_range(n, 40, 128);
+	return n;
+}
+
+static unsigned levels_left(const struct host *host, const struct level *levels, unsigned n, char text[2000])
+{
+	unsigned left = 0;
+
+	text[0] = 0;
+	for (unsigned i = 0; i < n; i++) {
+		uint64_t value;
+
+		memcpy(&value, (const char *)host->stats + levels[i].at, sizeof(value));
+		/* what was written today counts on */
+		if (value != LEFT || !strcmp(levels[i].name, "spill_day_bytes"))
+			continue;
+		left++;
+		snprintf(text + strlen(text), 2000 - strlen(text), " %s", levels[i].name);
+	}
+	return left;
+}
+
+/* The daemon is killed with all of them at a value of its own; the next one has options @then. */
+static void no_level_stays(struct fixture *f, const char *const *then)
+{
+	const uint64_t left = LEFT;
+	struct level levels[128];
+	char path[160], text[2000];
+	unsigned n = levels_of(&f->host, host_ns_row(&f->host, f->ns.id), levels);
+	int fd;
+
+	host_kill(&f->host);
+	host_object(&f->host, path, "stats");
+	fd = open(path, O_WRONLY);
+	assert_true(fd >= 0);
+	for (unsigned i = 0; i < n; i++)
+		assert_int_equal(pwrite(fd, &left, sizeof(left), (off_t)levels[i].at), sizeof(left));
+	close(fd);
+	assert_int_equal(host_start(&f->host, then), 0);
+	if (levels_left(&f->host, levels, n, text))
+		fail_msg("of the last daemon it still says:%s", text);
+}
+
+static void a_daemon_says_no_level_that_the_last_one_had(void **state)
+{
+	no_level_stays(*state, NULL);
+}
+
+static void without_a_store_nothing_is_said_of_the_last_daemons_one(void **state)
+{
+	struct fixture *f = *state;
+	char spill[160];
+
+	snprintf(spill, sizeof(spill), "%s/spill:16M", f->host.dir);
+	assert_int_equal(host_stop(&f->host), 0);
+	assert_int_equal(
+		host_start(&f->host, (const char *[]){"--pool", "4M", "--slab", "1M", "--spill", spill, NULL}), 0);
+	no_level_stays(f, NULL);
+	no_level_stays(f, (const char *[]){"--pool", "4M", "--slab", "1M", "--spill", "off", NULL});
+	assert_int_equal(atomic_load(&f->host.stats->counters.spill_capacity_bytes), 0);
+	assert_int_equal(atomic_load(&f->host.stats->counters.spill_used_bytes), 0);
+	assert_int_equal(atomic_load(&host_ns_row(&f->host, f->ns.id)->counters.cold), 0);
+}
+
 #define WITH_BLOCKS(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(int argc, char **argv)
@@ -245,6 +337,8 @@ int main(int argc, char **argv)
 		WITH_BLOCKS(holds_count_where_the_session_says_its_pins_begin),
 		WITH_BLOCKS(a_half_made_object_of_a_killed_upgrade_is_no_obstacle),
 		WITH_BLOCKS(senseless_sizes_are_not_followed),
+		WITH_BLOCKS(a_daemon_says_no_level_that_the_last_one_had),
+		WITH_BLOCKS(without_a_store_nothing_is_said_of_the_last_daemons_one),
 	};
 
 	if (argc > 1)
