@@ -311,6 +311,45 @@ static void bodies_that_do_not_fit_their_count_put_their_sender_out(void **state
 	a_fresh_client_is_served(host);
 }
 
+static void a_count_of_more_than_a_message_holds_ends_the_connection(void **state)
+{
+	static const struct {
+		uint16_t type;
+		size_t head;
+	} messages[] = {
+		{KVP_MSG_MAP, sizeof(struct kvp_wire_map)},
+		{KVP_MSG_PUBLISH, sizeof(struct kvp_wire_batch)},
+		{KVP_MSG_ABANDON, sizeof(struct kvp_wire_batch)},
+		{KVP_MSG_GRANTS, sizeof(struct kvp_wire_batch)},
+		{KVP_MSG_LOOKUP, sizeof(struct kvp_wire_batch)},
+		{KVP_MSG_DELETE, sizeof(struct kvp_wire_batch)},
+		{KVP_MSG_REQUEST, sizeof(struct kvp_wire_batch)},
+		{KVP_MSG_RESTORE, sizeof(struct kvp_wire_restore)},
+	};
+	static const uint32_t counts[] = {
+		1, 64, 256, 512, 1024, KVP_WIRE_BATCH_MAX, KVP_WIRE_REQUEST_MAX, 1u << 28, UINT32_MAX};
+	struct host *host = *state;
+
+	for (size_t m = 0; m < sizeof(messages) / sizeof(messages[0]); m++)
+		for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++) {
+			_Alignas(8) unsigned char body[64] = {0};
+			struct kvp_wire_batch answer;
+			struct wire w;
+			struct wire_ns ns;
+
+			assert_int_equal(wire_open(&w, host->socket), 0);
+			assert_int_equal(wire_join(&w, &ns, "m", BLOCK), 0);
+			memcpy(body, &ns.id, 8);
+			memcpy(body + 8, &counts[c], 4); /* all of them have it there */
+			assert_int_equal(
+				wire_call(&w, messages[m].type, body, messages[m].head, &answer, sizeof(answer)),
+				WIRE_HUNG_UP);
+			wire_leave(&ns);
+			wire_close(&w);
+		}
+	a_fresh_client_is_served(host);
+}
+
 static void random_bytes_behind_a_right_header_do_no_harm(void **state)
 {
 	struct host *host = *state;
@@ -687,6 +726,7 @@ int main(int argc, char **argv)
 		WITH_DAEMON(a_session_of_another_pool_is_gone_and_an_unknown_one_stale),
 		WITH_DAEMON(malformed_messages_put_their_sender_out_and_nobody_else),
 		WITH_DAEMON(bodies_that_do_not_fit_their_count_put_their_sender_out),
+		WITH_DAEMON(a_count_of_more_than_a_message_holds_ends_the_connection),
 		WITH_DAEMON(random_bytes_behind_a_right_header_do_no_harm),
 		WITH_DAEMON(an_unknown_message_is_answered_and_the_client_goes_on),
 		WITH_DAEMON(requests_of_operators_are_refused_on_the_clients_socket),
