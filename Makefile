@@ -252,7 +252,7 @@ deps-bench:
 JOBS ?= $(shell nproc)
 sub = @+$(MAKE) --no-print-directory -s $(if $(filter -j%,$(MAKEFLAGS)),,-j$(JOBS))
 
-.PHONY: demo check asan tsan fuzz fuzz-seeds mutants kills endurance model bench bench-attn check-vm check-engines chaos
+.PHONY: demo check asan tsan coverage coverage-build fuzz fuzz-seeds mutants kills endurance model bench bench-attn check-vm check-engines chaos
 demo: deps-build ## engines in several processes share one pool, for a person to watch
 	$(sub) all
 	@BUILD=$(BUILD) tests/system/demo
@@ -269,6 +269,18 @@ asan: deps ## all programs under AddressSanitizer and UndefinedBehaviorSanitizer
 tsan: deps ## all programs under ThreadSanitizer
 	$(sub) tests BUILD=$(BUILD)/tsan OPT='-O1 -fno-omit-frame-pointer -Wno-tsan' SANITIZE='-fsanitize=thread'
 	@BUILD=$(BUILD)/tsan tests/run --programs --no-aslr --patience=5 $(TESTS)
+
+# counts of client/, daemon/ and include/ only (^[cdi]); what is killed writes them too (tests/coverage/dump.c).
+# The seeds are replayed by this build: under $(BUILD)/coverage/seeds lies what lies beside it.
+COVERAGE := $(BUILD)/coverage
+COVERAGE_WRAP := $(foreach f,kill raise _exit prctl,-Wl,--wrap=$(f))
+coverage: coverage-build ## which lines of daemon/ and client/ all tests run, as a table (fails below 90 %)
+	@BUILD=$(COVERAGE) tests/coverage/run $(TESTS)
+coverage-build: deps
+	@mkdir -p $(COVERAGE)/fuzz && ln -sfn . $(COVERAGE)/seeds
+	@$(CC) -std=gnu17 -D_GNU_SOURCE $(WARN) -O1 -g -fPIC -c tests/coverage/dump.c -o $(COVERAGE)/dump.o
+	$(sub) tests replays BUILD=$(COVERAGE) CC=gcc OPT='-O1 -fno-inline' LDFLAGS='$(COVERAGE)/dump.o $(COVERAGE_WRAP) -Wl,-z,nodelete' \
+		SANITIZE='--coverage -fprofile-update=prefer-atomic -fprofile-filter-files=^[cdi]'
 
 SECONDS ?= 60
 fuzz: deps-fuzz ## fuzz each parser of foreign bytes for SECONDS=60 (clang, libFuzzer)
