@@ -341,6 +341,7 @@ static void with_no_store_at_all_the_start_goes_on_and_they_join_when_they_come(
 	for (s->n = STORES; s->n; s->n -= 2) { /* three of them, and one alone */
 		unsigned there = 0;
 
+		res = 1;
 		stores_close(s);
 		for (unsigned i = 0; i < s->n; i++)
 			move_away(s, i, away[i]);
