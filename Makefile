@@ -329,7 +329,7 @@ bench: deps-bench ## kvctl bench: pin, publish, share, spill, start and attentio
 	$(sub) all $(BENCHES)
 	@tests/bench/run $(BUILD)
 
-bench-attn: deps-build ## attention beside the machine's read ceiling, sgemm and PyTorch (TOKENS=32768 PEER_PYTHON=)
+bench-attn: deps-build ## attention beside the machine's read ceiling, sgemm, PyTorch and ggml (TOKENS=32768 PEER_PYTHON= PEER_GGML=)
 	$(sub) all $(BUILD)/kvbench-attn
 	@$(BUILD)/kvctl bench attn --self
 	@$(BUILD)/kvbench-attn $(TOKENS)
