@@ -7,7 +7,9 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include "kernels/crew.h"
@@ -389,6 +391,76 @@ static void threads_are_shared_out_over_the_nodes_of_the_cpu_set(void **state)
 	assert_int_equal(crew_place(&allowed, &nodes, 0, 1), -1);
 }
 
+/* ---- Which splits are read first: each of their first blocks' pages says when it is touched ---- */
+
+#define SPLITS 8u
+#define SPLIT_TOKENS 1024u
+
+static struct {
+	char *memory;
+	size_t split_bytes;
+	uint32_t n;
+	uint32_t order[SPLITS];
+} touched;
+
+static void touch(int signo, siginfo_t *info, void *context)
+{
+	const size_t split = (size_t)((char *)info->si_addr - touched.memory) / touched.split_bytes;
+
+	(void)signo, (void)context;
+	if (split >= SPLITS)
+		_exit(139); /* a fault of its own */
+	if (mprotect(touched.memory + split * touched.split_bytes, touched.split_bytes, PROT_READ) < 0)
+		_exit(140);
+	touched.order[touched.n++] = (uint32_t)split;
+}
+
+static void a_thread_reads_the_splits_of_its_own_node_first(void **state)
+{
+	const struct kvattn_shape shape = {1, KV_HEADS, DIM, DIM, KVATTN_F16, KVATTN_F16, BLOCK};
+	const size_t block_bytes = kvattn_block_bytes_tiled(&shape), per_split = SPLIT_TOKENS / BLOCK;
+	const struct sigaction catch = {.sa_sigaction = touch, .sa_flags = SA_SIGINFO};
+	float q[Q_HEADS * DIM] = {1}, out[Q_HEADS * DIM];
+	const void *blocks[SPLITS * SPLIT_TOKENS / BLOCK];
+	int16_t nodes[COUNT(blocks)];
+	const int16_t *block_nodes = nodes;
+	const uint32_t here = cpu_node();
+	const int16_t elsewhere = (int16_t)((here + 1) % QUEUE_NODES);
+	struct kvattn_seq seq = {.q = q, .out = out, .n_q = 1, .causal = 1};
+	struct sigaction before;
+	struct kvattn_opts opts;
+	struct kvattn_geom geom;
+
+	(void)state;
+	if (SANITIZED || here >= QUEUE_NODES) {
+		print_message("skipped: a sanitizer has its own faults, or this processor's node is not told\n");
+		skip();
+	}
+	touched.split_bytes = per_split * block_bytes;
+	touched.memory =
+		mmap(NULL, SPLITS * touched.split_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	assert_true(touched.memory != MAP_FAILED);
+	for (size_t b = 0; b < COUNT(blocks); b++) {
+		blocks[b] = touched.memory + b * block_bytes;
+		/* odd splits lie here but for some of their blocks, even ones elsewhere or nobody knows where */
+		nodes[b] = b / per_split % 2 && b % per_split > 4 ? (int16_t)here : b % 3 ? elsewhere : -1;
+	}
+	assert_int_equal(kvattn_geom_init_tiled(&geom, &shape, 0), 0);
+	kvattn_opts_init(&opts, Q_HEADS);
+	opts.n_threads = 2;
+	seq.table = (struct kvattn_table){blocks, NULL, COUNT(blocks), SPLITS * SPLIT_TOKENS};
+	assert_int_equal(sigaction(SIGSEGV, &catch, &before), 0);
+	threads_made = 0;
+	threads_refused_from = 0; /* so that the caller does all of it */
+	assert_int_equal(kvattn_crew_attend(NULL, &geom, &seq, 1, &opts, &block_nodes), 0);
+	threads_refused_from = -1;
+	assert_int_equal(sigaction(SIGSEGV, &before, NULL), 0);
+	munmap(touched.memory, SPLITS * touched.split_bytes);
+	assert_int_equal(touched.n, SPLITS);
+	for (uint32_t i = 0; i < SPLITS; i++)
+		assert_int_equal(touched.order[i], i < SPLITS / 2 ? 2 * i + 1 : 2 * (i - SPLITS / 2));
+}
+
 static uint32_t third_node(void *arg, uint64_t i)
 {
 	(void)arg;
@@ -441,6 +513,7 @@ int main(void)
 		cmocka_unit_test(all_of_a_crew_work_at_once),
 		cmocka_unit_test(a_child_after_fork_works_alone_and_may_have_a_crew_of_its_own),
 		cmocka_unit_test(threads_are_shared_out_over_the_nodes_of_the_cpu_set),
+		cmocka_unit_test(a_thread_reads_the_splits_of_its_own_node_first),
 		cmocka_unit_test(units_of_a_threads_own_node_come_first_and_each_comes_once),
 	};
 
