@@ -4,12 +4,11 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-int error_set(struct error *error, int code, const char *format, ...)
+void error_say(struct error *error, const char *format, ...)
 {
 	va_list args;
 
 	va_start(args, format);
 	(void)vsnprintf(error->text, sizeof(error->text), format, args);
 	va_end(args);
-	return code;
 }

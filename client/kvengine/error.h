@@ -10,7 +10,16 @@ struct error {
 	char text[400];
 };
 
-/** error_set() - write the sentence. Return: @code as it is, so that a failing call can end with "return error_set(...)" */
-int error_set(struct error *error, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/**
+ * error_set() - write the sentence. Return: @code as it is, so that a failing call can end with "return error_set(...)":
+ * a macro, so that compilers and analyzers see that it fails
+ */
+#define error_set(error, code, ...) \
+	({ \
+		const int error_code __attribute__((unused)) = (code); \
+		error_say(error, __VA_ARGS__); \
+		error_code; \
+	})
+void error_say(struct error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

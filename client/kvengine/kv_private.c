@@ -89,14 +89,17 @@ static void private_counts(const struct kv_store *store, struct kv_counts *count
 	*counts = (struct kv_counts){0};
 }
 
-static void private_close(struct kv_store *store)
+static void private_free(struct kv_private *p)
 {
-	struct kv_private *p = private_of(store);
-
 	for (uint64_t i = 0; i < p->n_blocks; i++)
 		free(p->blocks[i]);
 	free(p->blocks);
 	free(p);
+}
+
+static void private_close(struct kv_store *store)
+{
+	private_free(private_of(store));
 }
 
 static const struct kv_ops private_ops = {
@@ -148,7 +151,7 @@ int kv_private_open(const struct model *model, const struct kv_opts *opts, struc
 	p->store.n_layers = model->n_layers;
 	r = shape_fill(p, model, opts);
 	if (r < 0) {
-		private_close(&p->store);
+		private_free(p);
 		return error_set(error, r, "libkvattn does not take blocks of %u tokens, %u heads of %u numbers: %s",
 			opts->block_tokens, model->n_kv_heads, model->head_dim, strerror(-r));
 	}
@@ -156,9 +159,10 @@ int kv_private_open(const struct model *model, const struct kv_opts *opts, struc
 	p->max_blocks = ((uint64_t)model->context + opts->block_tokens - 1) / opts->block_tokens;
 	p->blocks = calloc(p->max_blocks, sizeof(*p->blocks));
 	if (!p->blocks) {
-		private_close(&p->store);
-		return error_set(error, -ENOMEM, "not enough memory for a table of %llu blocks",
+		r = error_set(error, -ENOMEM, "not enough memory for a table of %llu blocks",
 			(unsigned long long)p->max_blocks);
+		private_free(p);
+		return r;
 	}
 	*store = &p->store;
 	return 0;
