@@ -272,8 +272,14 @@ struct kvp_ns {
 
 /* ---- self.c: threads, errors, counts, holds, fork ---- */
 
-/** fail() - set this thread's error text. Return: @r. */
-int fail(int r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/** fail() - set this thread's error text. Return: @r: a macro, so that compilers and analyzers see that it fails. */
+#define fail(r, ...) \
+	({ \
+		const int fail_r __attribute__((unused)) = (r); \
+		fail_say(__VA_ARGS__); \
+		fail_r; \
+	})
+void fail_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 const char *self_error(void);
 /** self_differs() - of the last -KVP_EMISMATCH of this thread; self_set_differs() */
 const char *self_differs(void);

@@ -92,18 +92,17 @@ struct self *self_make(void)
 	return self;
 }
 
-int fail(int r, const char *format, ...)
+void fail_say(const char *format, ...)
 {
 	struct self *self = self_get();
 	va_list args;
 
 	if (!self)
-		return r;
+		return;
 	self->differs[0] = 0;
 	va_start(args, format);
 	vsnprintf(self->error, sizeof(self->error), format, args);
 	va_end(args);
-	return r;
 }
 
 const char *self_error(void)
