@@ -122,7 +122,7 @@ static void block_free(struct ns *ns, uint64_t slot)
 	}
 	block_set_word(ns, slot, generation, KVP_BLOCK_FREE);
 	ns->no_room_until_ns = 0;
-	slot_push_free(ns, ns_slab_of(ns, slot), slot_index(ns, slot));
+	slot_push_free(ns, ns_slab(ns, slot), slot_index(ns, slot));
 }
 
 /* The fullest of the first slabs on a node that have free slots: emptier ones get the chance to become empty. */
@@ -228,10 +228,9 @@ uint64_t block_grant(struct ns *ns, struct member *member, uint32_t node, uint64
 /* Does a grant of this slot, generation and member stand (or stand withdrawn)? */
 static bool grant_stands(const struct member *member, uint64_t slot, uint64_t generation, enum kvp_block_state *state)
 {
-	const struct slab_slot *side = ns_slot(member->ns, slot);
 	uint64_t word;
 
-	if (!side || side->who != member)
+	if (!ns_slab_of(member->ns, slot) || ns_slot(member->ns, slot)->who != member)
 		return false;
 	word = block_word(member->ns, slot);
 	*state = kvp_word_state(word);
@@ -698,7 +697,7 @@ bool block_move(struct entry *e, struct slab *away_from)
 
 bool block_demote(struct entry *e)
 {
-	if (!block_move_to(e, ns_slab_of(e->ns, e->slot), SLOT_FAR))
+	if (!block_move_to(e, ns_slab(e->ns, e->slot), SLOT_FAR))
 		return false;
 	gauge_add(&e->ns->row->counters.demoted, 1);
 	return true;

@@ -7,6 +7,8 @@
 #ifndef KVPOOL_NAMESPACE_H
 #define KVPOOL_NAMESPACE_H
 
+#include <assert.h>
+
 #include "daemon.h"
 #include "kvpool_policy.h"
 #include "kvpool_wire.h"
@@ -257,15 +259,21 @@ static inline struct slab *ns_slab_of(const struct ns *ns, uint64_t slot)
 	slab = ns->d->slabs[place];
 	return slab && slab->ns == ns ? slab : NULL;
 }
-static inline struct slab_slot *ns_slot(const struct ns *ns, uint64_t slot)
+/* of a slot that is there: one that a client names is looked up with ns_slab_of() first */
+static inline struct slab *ns_slab(const struct ns *ns, uint64_t slot)
 {
 	struct slab *slab = ns_slab_of(ns, slot);
 
-	return slab ? &slab->slots[slot % ns->head->slots_per_slab] : NULL;
+	assert(slab);
+	return slab;
+}
+static inline struct slab_slot *ns_slot(const struct ns *ns, uint64_t slot)
+{
+	return &ns_slab(ns, slot)->slots[slot % ns->head->slots_per_slab];
 }
 static inline char *ns_slot_data(const struct ns *ns, uint64_t slot)
 {
-	return ns_slab_of(ns, slot)->map + slot % ns->head->slots_per_slab * ns->head->block_stride;
+	return ns_slab(ns, slot)->map + slot % ns->head->slots_per_slab * ns->head->block_stride;
 }
 
 #endif

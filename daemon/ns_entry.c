@@ -254,7 +254,7 @@ struct entry *ns_entry_add(struct ns *ns, const struct kvp_key *key, const struc
 void ns_entry_set_hot(struct entry *e, uint64_t slot)
 {
 	e->slot = slot;
-	e->far = ns_slab_of(e->ns, slot)->far;
+	e->far = ns_slab(e->ns, slot)->far;
 	parent_count(e, 1);
 	if (entry_may_go(e))
 		policy_add(e->ns, e);

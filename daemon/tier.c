@@ -63,7 +63,7 @@ static void tier_written(void *owner, int res, spill_place place)
 	ns->n_writing--;
 	if (res == 0)
 		tier_packed(ns, place);
-	if (res == 0 && guard_condemned(ns_slab_of(ns, e->slot)->guard)) {
+	if (res == 0 && guard_condemned(ns_slab(ns, e->slot)->guard)) {
 		/* a writer cut the slab meanwhile: what was written is not what was published */
 		spill_set_forget(ns->d->tier->spill, place);
 		res = -EFAULT;

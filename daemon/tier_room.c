@@ -147,7 +147,7 @@ static void tier_demote(struct ns *ns, uint64_t want)
 			policy_touch(ns, e);
 			continue;
 		}
-		if (!pinned && !block_is_held(e) && !tier_far_room(ns, ns_slab_of(ns, e->slot)->node))
+		if (!pinned && !block_is_held(e) && !tier_far_room(ns, ns_slab(ns, e->slot)->node))
 			return;
 		if (!pinned && block_demote(e)) {
 			moved += ns->head->block_stride;
