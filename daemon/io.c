@@ -170,7 +170,7 @@ static void io_leave_ring(struct io *io, int err)
 
 static void io_arm_timer(struct io *io, unsigned tries)
 {
-	struct itimerspec when = {.it_value.tv_nsec = 1000000l << (tries < 6 ? tries : 6)};
+	struct itimerspec when = {.it_value.tv_nsec = 1000000L << (tries < 6 ? tries : 6)};
 
 	if (io->timer_armed)
 		return;
@@ -393,9 +393,7 @@ static void io_step(struct io *io, struct io_op *op, bool by_ring)
 	res = io_fault(op, res);
 	if (res == -EINTR || res == -EAGAIN) {
 		io_step_again(io, op, res);
-	} else if (res < 0) {
-		io_end(io, op, res);
-	} else if (!io_moves(op)) {
+	} else if (res < 0 || !io_moves(op)) {
 		io_end(io, op, res);
 	} else if (op->own.moved + (uint64_t)res >= op->own.total) {
 		io_end(io, op, (int64_t)op->own.total);

@@ -76,8 +76,7 @@ int admin_socket_path(const struct options *options, const char *admin, char pat
 		complain("socket %s: with .admin it is longer than a Unix address: give --admin PATH", socket);
 		return KVCTL_USAGE;
 	}
-	memcpy(path, socket, strlen(socket));
-	memcpy(path + strlen(socket), ".admin", sizeof(".admin"));
+	stpcpy(stpcpy(path, socket), ".admin");
 	return 0;
 }
 
@@ -260,7 +259,7 @@ int drain_command(int argc, char **argv)
 		{"admin", required_argument, NULL, 'a'}, OPTION_LAST};
 	struct options options = {.command = "drain", .longs = longs, .argc = argc, .argv = argv};
 	struct kvp_wire_admin ask = {0};
-	struct kvp_wire_admin_done done;
+	struct kvp_wire_admin_done done = {0};
 	uint64_t limit_ns = 30 * SECOND_NS;
 	const char *admin = NULL;
 	int c, r;
@@ -320,7 +319,7 @@ int evict_command(int argc, char **argv)
 	struct kvp_wire_admin ask = {.n = UINT64_MAX};
 	const char *ns = NULL, *admin = NULL;
 	uint64_t limit_ns = 30 * SECOND_NS;
-	struct kvp_wire_admin_done done;
+	struct kvp_wire_admin_done done = {0};
 	int c, r;
 
 	while ((c = admin_option_next(&options, &admin, &limit_ns)) >= 0)
@@ -373,7 +372,7 @@ int resize_command(int argc, char **argv)
 		{"admin", required_argument, NULL, 'a'}, OPTION_LAST};
 	struct options options = {.command = "resize", .longs = longs, .argc = argc, .argv = argv, .max_rest = 1};
 	uint64_t limit_ns = 30 * SECOND_NS;
-	struct kvp_wire_admin_done done;
+	struct kvp_wire_admin_done done = {0};
 	struct kvp_wire_resize ask = {0};
 	const char *admin = NULL;
 	int c, r;

@@ -236,7 +236,7 @@ int bench_ask_daemon(const char *socket, uint16_t type)
 {
 	struct kvp_wire_admin ask = {.n = UINT64_MAX};
 	struct options options = {.command = "bench", .socket = socket};
-	struct kvp_wire_admin_done done;
+	struct kvp_wire_admin_done done = {0};
 
 	return admin_do(&options, NULL, type, &ask, sizeof(ask), ASK_NS, &done);
 }

@@ -571,7 +571,7 @@ static int look_read_still(struct check *check, bool *same)
 
 static int look(struct check *check)
 {
-	bool same[KVP_STATS_NS_MAX], all = true;
+	bool same[KVP_STATS_NS_MAX] = {false}, all = true;
 	int r = look_read_still(check, same);
 
 	if (r)

@@ -102,7 +102,8 @@ struct kvp_key *load_keys_shuffled(uint64_t n, uint64_t seed)
 
 		seed = seed * 6364136223846793005u + 1442695040888963407u;
 		j = (seed >> 20) % (i + 1);
-		keys[i] = keys[j];
+		if (j < i)
+			keys[i] = keys[j];
 		keys[j] = load_key(i);
 	}
 	return keys;

@@ -243,7 +243,7 @@ static int ns_show(const struct pool *pool, const struct snapshot *snapshot, boo
 static int ns_set(const struct options *options, const char *admin, char **words, int n)
 {
 	struct kvp_wire_admin ask = {0};
-	struct kvp_wire_admin_done done;
+	struct kvp_wire_admin_done done = {0};
 	int r;
 
 	if (n != 2 || (strcmp(words[1], "policy=lru") && strcmp(words[1], "policy=learned"))) {

@@ -159,7 +159,7 @@ static void socket_real_path(const char *socket, char real[PATH_MAX])
 
 	if (realpath(socket, real))
 		return;
-	snprintf(dir, sizeof(dir), "%.*s", base > socket ? (int)(base - socket) : 1, socket);
+	snprintf(dir, sizeof(dir), "%.*s", base && base > socket ? (int)(base - socket) : 1, socket);
 	if (!base || !realpath(dir, real)) {
 		snprintf(real, PATH_MAX, "%s", socket);
 		return;

@@ -215,7 +215,7 @@ static bool wait_until_gone(const char *pool_file, ino_t inode, uint64_t deadlin
 static int purge_by_daemon(
 	const struct options *options, const char *admin, int fd, const char *admin_path, uint64_t deadline_ns)
 {
-	struct kvp_wire_admin_done done;
+	struct kvp_wire_admin_done done = {0};
 	struct kvp_wire_admin ask = {.deadline_ns = deadline_ns};
 	char path[POOL_PATH_MAX] = "";
 	struct stat st = {0};

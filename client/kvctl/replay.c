@@ -309,7 +309,7 @@ static int replay_sweep(const struct replay_trace *trace, struct replay_input *i
 	int r = 0;
 
 	for (unsigned i = 0; !r && i < sizeof(sweep_sizes) / sizeof(sweep_sizes[0]); i++) {
-		struct replay_result by_lru, result;
+		struct replay_result by_lru = {0}, result = {0};
 		int64_t best;
 		json_t *row;
 

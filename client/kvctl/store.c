@@ -433,7 +433,7 @@ static int drop_offline(struct look *look, uint64_t ns_id)
 static int drop_by_daemon(const struct look *look, const struct store_ask *store_ask, uint64_t ns_id)
 {
 	struct kvp_wire_admin ask = {.ns_id = ns_id};
-	struct kvp_wire_admin_done done;
+	struct kvp_wire_admin_done done = {0};
 	int r = admin_do(
 		look->options, store_ask->admin, KVP_MSG_STORE_DROP, &ask, sizeof(ask), store_ask->limit_ns, &done);
 
@@ -488,7 +488,7 @@ static int store_scrub(const struct look *look, const struct store_ask *store_as
 {
 	struct kvp_wire_admin ask = {.n = store_ask->rate};
 	char a[QUANTITY_ROOM], b[QUANTITY_ROOM];
-	struct kvp_wire_admin_done done;
+	struct kvp_wire_admin_done done = {0};
 	int r = admin_do(
 		look->options, store_ask->admin, KVP_MSG_STORE_SCRUB, &ask, sizeof(ask), store_ask->limit_ns, &done);
 

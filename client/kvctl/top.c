@@ -152,8 +152,8 @@ static void screen_colours(void)
 	if (!has_colors() || start_color() == ERR)
 		return;
 	use_default_colors();
-	for (short i = TOP_HELD; i <= TOP_WRONG; i++)
-		init_pair(i, colours[i], -1);
+	for (int i = TOP_HELD; i <= TOP_WRONG; i++)
+		init_pair((short)i, colours[i], -1);
 }
 
 static attr_t screen_attribute(unsigned char look)
