@@ -296,6 +296,17 @@ static bool body_fits(size_t bytes, size_t head, uint64_t n, size_t item, uint32
 	return bytes >= head && n <= most && bytes >= head + n * item;
 }
 
+/* A batch, and its @item bytes for each of at most @most items behind it. Return: false: it is not as long as it says. */
+static bool batch_take(
+	struct kvp_wire_batch *batch, void *items, size_t item, uint32_t most, const void *body, size_t n)
+{
+	memcpy(batch, body, sizeof(*batch)); /* so much is there: on_ns_message() */
+	if (!body_fits(n, sizeof(*batch), batch->n, item, most))
+		return false;
+	memcpy(items, (const char *)body + sizeof(*batch), batch->n * item);
+	return true;
+}
+
 /* The body of a client of this minor version, of an earlier or of a later one. Return: false: it has less than 1.0 had. */
 static bool body_take(void *to, size_t room, size_t least, const void *body, size_t n)
 {
@@ -520,8 +531,7 @@ static void on_publish(struct peer *peer, const struct kvp_msg *msg, struct memb
 	static struct kvp_wire_result results[KVP_WIRE_BATCH_MAX];
 	struct kvp_wire_batch batch;
 
-	memcpy(&batch, body, sizeof(batch));
-	if (!body_fits(n, sizeof(batch), batch.n, sizeof(items[0]), KVP_WIRE_BATCH_MAX)) {
+	if (!batch_take(&batch, items, sizeof(items[0]), KVP_WIRE_BATCH_MAX, body, n)) {
 		peer_close(peer, "its PUBLISH has the wrong length");
 		return;
 	}
@@ -530,7 +540,6 @@ static void on_publish(struct peer *peer, const struct kvp_msg *msg, struct memb
 			member->ns->head->name);
 		return;
 	}
-	memcpy(items, (const char *)body + sizeof(batch), batch.n * sizeof(items[0]));
 	if (member->ns->head->flags & KVP_NS_COPIED) {
 		tier_publish_staged(member, peer, msg->id, items, batch.n);
 		return;
@@ -547,12 +556,10 @@ static void on_grants(struct peer *peer, const struct kvp_msg *msg, struct membe
 	static struct kvp_wire_grant grants[KVP_WIRE_BATCH_MAX];
 	struct kvp_wire_batch batch;
 
-	memcpy(&batch, body, sizeof(batch));
-	if (!body_fits(n, sizeof(batch), batch.n, sizeof(grants[0]), KVP_WIRE_BATCH_MAX)) {
+	if (!batch_take(&batch, grants, sizeof(grants[0]), KVP_WIRE_BATCH_MAX, body, n)) {
 		peer_close(peer, "its list of grants has the wrong length");
 		return;
 	}
-	memcpy(grants, (const char *)body + sizeof(batch), batch.n * sizeof(grants[0]));
 	if (msg->type == KVP_MSG_GRANTS)
 		block_keep_grants(member, grants, batch.n);
 	else
@@ -564,20 +571,16 @@ static void on_grants(struct peer *peer, const struct kvp_msg *msg, struct membe
 
 static void on_lookup(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
 {
+	static struct kvp_key keys[KVP_WIRE_BATCH_MAX];
 	static struct kvp_wire_found found[KVP_WIRE_BATCH_MAX];
 	struct kvp_wire_batch batch;
 
-	memcpy(&batch, body, sizeof(batch));
-	if (!body_fits(n, sizeof(batch), batch.n, sizeof(struct kvp_key), KVP_WIRE_BATCH_MAX)) {
+	if (!batch_take(&batch, keys, sizeof(keys[0]), KVP_WIRE_BATCH_MAX, body, n)) {
 		peer_close(peer, "its LOOKUP has the wrong length");
 		return;
 	}
-	for (uint32_t i = 0; i < batch.n; i++) {
-		struct kvp_key key;
-
-		memcpy(&key, (const char *)body + sizeof(batch) + i * sizeof(key), sizeof(key));
-		tier_lookup(member->ns, &key, batch.flags & KVP_WIRE_TOUCH, &found[i]);
-	}
+	for (uint32_t i = 0; i < batch.n; i++)
+		tier_lookup(member->ns, &keys[i], batch.flags & KVP_WIRE_TOUCH, &found[i]);
 	peer_answer(peer, msg->type, msg->id, 0, found, batch.n * sizeof(found[0]), NULL, 0);
 }
 
@@ -586,12 +589,10 @@ static void on_request(struct peer *peer, const struct kvp_msg *msg, struct memb
 	static struct kvp_key keys[KVP_WIRE_REQUEST_MAX];
 	struct kvp_wire_batch batch;
 
-	memcpy(&batch, body, sizeof(batch));
-	if (!body_fits(n, sizeof(batch), batch.n, sizeof(keys[0]), KVP_WIRE_REQUEST_MAX)) {
+	if (!batch_take(&batch, keys, sizeof(keys[0]), KVP_WIRE_REQUEST_MAX, body, n)) {
 		peer_close(peer, "its REQUEST has the wrong length");
 		return;
 	}
-	memcpy(keys, (const char *)body + sizeof(batch), batch.n * sizeof(keys[0]));
 	policy_request(member->ns, keys, batch.n, batch.flags);
 	peer_answer(peer, msg->type, msg->id, 0, NULL, 0, NULL, 0);
 }
