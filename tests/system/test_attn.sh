@@ -2,17 +2,10 @@
 # kvpool-test: timeout=120
 # kvengine --attn through a pool: a part of the keys gives the same with a pool as without, out of the spill store too, and
 # what was computed from a part is never found by full attention.
-set -euo pipefail
-top=$(cd "$(dirname "$0")/../.." && pwd)
-build=$(cd "${BUILD:-$top/build}" && pwd)
-dir=$(mktemp -d)
 name=attn-$$
-trap 'kill $daemon 2>/dev/null; wait 2>/dev/null; "$build/kvctl" purge --name $name >/dev/null 2>&1; rm -rf "$dir"' EXIT
-export KVPOOL_SOCKET=$dir/sock
+. "$(dirname "$0")/pool.sh"
 # 1 MiB of blocks and as much for their summaries; the text has 2.4 MiB of f32
-"$build/kvpoold" --socket "$KVPOOL_SOCKET" --name $name --pool 2M --slab 1M --free-percent 0 --spill "$dir:64M" 2>"$dir/log" &
-daemon=$!
-for _ in $(seq 200); do "$build/kvctl" ping >/dev/null 2>&1 && break; sleep 0.05; done
+pool_start --pool 2M --slab 1M --free-percent 0 --spill "$dir:64M"
 
 engine() {
 	"$build/kvengine" --model "$top/tests/data/model/kjv.kvm" --prompt-file "$top/tests/data/model/prompt.txt" \

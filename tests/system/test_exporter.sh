@@ -2,20 +2,12 @@
 # kvpool-test: parallel static timeout=120
 # The exporter tells every counter, in a format a scraper reads, with the daemon serving, dead and gone; bad and slow askers
 # disturb nobody; and what the alert rules name exists.
-set -euo pipefail
-top=$(cd "$(dirname "$0")/../.." && pwd)
-build=$(cd "${BUILD:-$top/build}" && pwd)
-dir=$(mktemp -d)
 name=exporter-$$
-daemon=
+. "$(dirname "$0")/pool.sh"
 exporter=
-trap '[ -z "$daemon" ] || kill -9 $daemon 2>/dev/null; [ -z "$exporter" ] || kill -9 $exporter 2>/dev/null; wait 2>/dev/null
-	"$build/kvctl" purge --name $name >/dev/null 2>&1 || :; rm -rf "$dir"' EXIT
-export KVPOOL_SOCKET=$dir/sock
+trap '[ -z "$exporter" ] || kill -9 $exporter 2>/dev/null || :; pool_end KILL' EXIT
 mkdir "$dir/spill"
-"$build/kvpoold" --socket "$KVPOOL_SOCKET" --name $name --pool 16M --spill "$dir/spill:64M" 2>"$dir/log" &
-daemon=$!
-for _ in $(seq 200); do "$build/kvctl" ping >/dev/null 2>&1 && break; sleep 0.05; done
+pool_start --pool 16M --spill "$dir/spill:64M"
 # an engine was here
 cc -I"$top/include" "$top/tests/data/first.c" -L"$build" -lkvpool -Wl,-rpath,"$build" -o "$dir/first"
 "$dir/first" >/dev/null && "$dir/first" >/dev/null

@@ -1,15 +1,10 @@
 #!/usr/bin/env bash
 # kvpool-test: static timeout=240
 # kvctl top on a real terminal (tmux): what it shows in three sizes, its keys, a daemon that hangs and dies, and that the terminal is given back.
-set -euo pipefail
-top=$(cd "$(dirname "$0")/../.." && pwd)
-build=$(cd "${BUILD:-$top/build}" && pwd)
-dir=$(mktemp -d)
 name=top-$$
-daemon=
+. "$(dirname "$0")/pool.sh"
 tm() { tmux -f /dev/null -S "$dir/tmux" "$@"; }
-trap '[ -z "$daemon" ] || kill -CONT $daemon 2>/dev/null; [ -z "$daemon" ] || kill -9 $daemon 2>/dev/null; wait 2>/dev/null
-	tm kill-server >/dev/null 2>&1 || :; "$build/kvctl" purge --name $name >/dev/null 2>&1 || :; rm -rf "$dir"' EXIT
+trap 'tm kill-server >/dev/null 2>&1 || :; pool_end KILL' EXIT
 pane() { tm capture-pane -p -t t; }
 # wait until the screen has this; else the screen is printed
 shows() { for _ in $(seq 300); do pane | grep -qE -- "$1" && return 0; sleep 0.1; done; echo "no \"$1\" on:"; pane; return 1; }
@@ -19,11 +14,8 @@ size() { tm resize-window -t t -x "$1" -y "$2"; }
 narrow() { pane | awk -v w="$1" 'length($0) > w { print "too wide: " $0; exit 1 }'; }
 begin() { key "clear; \"$build/kvctl\" top --name $name --every 0.2; echo gave \$? back" Enter; }
 
-export KVPOOL_SOCKET=$dir/sock
 mkdir "$dir/spill"
-"$build/kvpoold" --socket "$KVPOOL_SOCKET" --name $name --pool 32M --spill "$dir/spill:64M" 2>"$dir/log" &
-daemon=$!
-for _ in $(seq 200); do "$build/kvctl" ping >/dev/null 2>&1 && break; sleep 0.05; done
+pool_start --pool 32M --spill "$dir/spill:64M"
 
 # without a terminal: a page of text
 "$build/kvctl" top --once >"$dir/once" </dev/null
@@ -105,8 +97,7 @@ kill -STOP $daemon; shows 'not answering'
 kill -CONT $daemon; shows ': serving'
 kill -9 $daemon; wait $daemon 2>/dev/null || :
 shows 'not answering.* gone'; shows '^chat '
-"$build/kvpoold" --socket "$KVPOOL_SOCKET" --name $name --pool 32M --spill "$dir/spill:64M" 2>>"$dir/log" &
-daemon=$!
+pool_start --pool 32M --spill "$dir/spill:64M"
 shows ': serving'
 # every way out leaves a terminal that echoes, with what was there before
 key q; shows 'gave 0 back'
