@@ -180,7 +180,7 @@ $(BUILD)/test/test_kvctl_%: $(BUILD)/obj/tests/unit/test_kvctl_%.o $(BUILD)/obj/
 	$(call test_program,$(KVCTL_LIBS) $(ATTN_LIBS))
 # the daemon's decisions beside those of kvctl replay; what both have is the daemon's
 $(BUILD)/test/test_replay_%: $(BUILD)/fault/tests/unit/test_replay_%.o $(BUILD)/fault/unit.a $(BUILD)/fault/daemon.a $(BUILD)/obj/kvctl.a
-	$(call test_program,$(DAEMON_LIBS))
+	$(call test_program,$(DAEMON_LIBS) $(call pkg,jansson))
 $(BUILD)/test/test_engine_%: $(BUILD)/obj/tests/unit/test_engine_%.o $(BUILD)/obj/kvengine.a $(BUILD)/obj/unit.a $(CLIENT_A)
 	$(call test_program,$(ENGINE_LIBS) $(ATTN_LIBS))
 # both sides in one program: of the library only what such a test calls is seen, the rest would clash with the daemon

@@ -82,6 +82,23 @@ static void damage_a_record(const struct trial *t)
 	close(fd);
 }
 
+/* A new daemon, whose memory begins empty. */
+static void start_anew(struct trial *t)
+{
+	trial_memory_gone(t);
+	trial_start(t);
+	trial_attach(t);
+}
+
+/* Of @N blocks that are only in the store one is damaged, which nobody has noticed. */
+static void given_a_damaged_record(struct trial *t)
+{
+	given_cold_blocks(t, N);
+	stop(t);
+	damage_a_record(t);
+	start_anew(t);
+}
+
 static void list_tells_the_same_running_and_stopped(void **state)
 {
 	struct trial *t = *state;
@@ -153,9 +170,7 @@ static void list_and_verify_name_a_segment_that_cannot_be_read_and_how_many_reco
 	assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "store", "list", t->spill), 0);
 	assert_non_null(strstr(out, lost));
 	assert_non_null(strstr(out, records));
-	trial_memory_gone(t);
-	trial_start(t);
-	trial_attach(t);
+	start_anew(t);
 	assert_true(host_logged(&t->host, "segments were used and cannot be read any more, and 60 records", 0));
 	assert_int_equal(come_back(t->ns, 0, N), 0);
 }
@@ -240,12 +255,7 @@ static void a_scrub_makes_damage_a_miss_before_it_is_asked_for(void **state)
 {
 	struct trial *t = *state;
 
-	given_cold_blocks(t, N);
-	stop(t);
-	damage_a_record(t);
-	trial_memory_gone(t);
-	trial_start(t);
-	trial_attach(t);
+	given_a_damaged_record(t);
 	assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "store", "scrub", "--rate", "1G"), 0);
 	assert_true(wire_until(scrub_is_over, t, 20000));
 	assert_int_equal(atomic_load(&t->host.stats->counters.spill_scrub_damaged), 1);
@@ -269,12 +279,7 @@ static void a_record_found_damaged_when_it_is_read_is_a_miss_counted_once_by_its
 	struct kvp_key keys[N];
 	struct kvp_view views[N];
 
-	given_cold_blocks(t, N);
-	stop(t);
-	damage_a_record(t);
-	trial_memory_gone(t);
-	trial_start(t);
-	trial_attach(t);
+	given_a_damaged_record(t);
 	c = &row_of_m(t)->counters;
 	assert_int_equal(misses_of(c), 0);
 	assert_int_equal(come_back(t->ns, 0, N), N - 1);
@@ -287,9 +292,7 @@ static void a_record_found_damaged_when_it_is_read_is_a_miss_counted_once_by_its
 
 	/* the same of runs that are asked for in pieces */
 	stop(t);
-	trial_memory_gone(t);
-	trial_start(t);
-	trial_attach(t);
+	start_anew(t);
 	c = &row_of_m(t)->counters;
 	for (unsigned k = 0; k < N; k++)
 		keys[k] = wire_key(k);
@@ -330,9 +333,7 @@ static void a_running_daemon_forgets_one_namespace_for_good(void **state)
 	kvp_ns_close(other);
 	trial_detach(t);
 	host_kill(&t->host);
-	trial_memory_gone(t);
-	trial_start(t);
-	trial_attach(t);
+	start_anew(t);
 	assert_int_equal(trial_ns(t->client, "other", &desc, &other), 0);
 	assert_int_equal(come_back(other, 0, N), 5);
 	assert_int_equal(come_back(t->ns, 0, N), N);
@@ -386,9 +387,7 @@ static void a_stopped_store_is_dropped_and_a_served_one_is_not(void **state)
 	assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "store", "drop", "--yes", t->spill), 0);
 	assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "store", "list", t->spill), 0);
 	assert_non_null(strstr(out, "0 records"));
-	trial_memory_gone(t);
-	trial_start(t);
-	trial_attach(t);
+	start_anew(t);
 	assert_int_equal(come_back(t->ns, 0, N), 0);
 	given_cold_blocks(t, 5);
 	assert_int_equal(come_back(t->ns, 0, 5), 5);

@@ -32,37 +32,12 @@ struct pinned {
 
 #include "../data/model/pinned.h"
 
-struct engine {
-	struct model model;
-	struct tokenizer tokenizer;
-};
+static const char prompt[] = PINNED_PROMPT;
 
-static int engine_open(void **state)
-{
-	struct engine *e = calloc(1, sizeof(*e));
-	struct error error = {0};
-
-	if (model_open(&e->model, MODEL, &error) < 0 ||
-		tokenizer_open(&e->tokenizer, TOKENS, e->model.n_vocab, &error) < 0) {
-		print_error("%s\n", error.text);
-		return -1;
-	}
-	*state = e;
-	return 0;
-}
-
-static int engine_close(void **state)
-{
-	struct engine *e = *state;
-
-	tokenizer_close(&e->tokenizer);
-	model_close(&e->model);
-	free(e);
-	return 0;
-}
+#include "engine_fixture.h"
 
 static void assert_pinned_in(
-	const struct engine *e, const char *prompt, size_t length, const struct pinned *pinned, uint32_t layout)
+	const struct engine *e, const char *text, size_t length, const struct pinned *pinned, uint32_t layout)
 {
 	const struct kv_opts kv = {.layout = layout, .type = pinned->type, .block_tokens = 16};
 	const struct generate_opts opts = {.steps = STEPS, .chunk = 64};
@@ -70,7 +45,7 @@ static void assert_pinned_in(
 	struct kv_store *store = NULL;
 	struct error error = {0};
 	uint32_t *ids;
-	int64_t n = tokenizer_encode(&e->tokenizer, prompt, length, e->model.context, &ids, &error);
+	int64_t n = tokenizer_encode(&e->tokenizer, text, length, e->model.context, &ids, &error);
 
 	if (n < 0 || kv_private_open(&e->model, &kv, &store, &error) < 0 ||
 		generate_run(&e->model, store, ids, (uint64_t)n, &opts, &result, &error) < 0)
@@ -84,12 +59,12 @@ static void assert_pinned_in(
 	free(ids);
 }
 
-static void assert_pinned(const struct engine *e, const char *prompt, size_t length, const struct pinned *pinned)
+static void assert_pinned(const struct engine *e, const char *text, size_t length, const struct pinned *pinned)
 {
 	static const uint32_t layouts[] = {KVP_LAYOUT_HND, KVP_LAYOUT_NHD, KVP_LAYOUT_TILED};
 
 	for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++)
-		assert_pinned_in(e, prompt, length, pinned, layouts[i]);
+		assert_pinned_in(e, text, length, pinned, layouts[i]);
 }
 
 static void after_a_short_prompt_it_says_what_is_written_down(void **state)
@@ -102,26 +77,26 @@ static void after_a_short_prompt_it_says_what_is_written_down(void **state)
 			continue;
 		}
 		for (size_t p = 0; p < sizeof(pinned_short) / sizeof(pinned_short[0]); p++)
-			assert_pinned(*state, PINNED_PROMPT, strlen(PINNED_PROMPT), &pinned_short[p]);
+			assert_pinned(*state, prompt, strlen(prompt), &pinned_short[p]);
 	}
 }
 
 static void after_the_long_prompt_it_says_what_is_written_down(void **state)
 {
 	struct error error = {0};
-	struct file prompt, ending;
+	struct file begin, ending;
 	char *text;
 
-	if (file_map(&prompt, "tests/data/model/prompt.txt", &error) < 0 ||
+	if (file_map(&begin, "tests/data/model/prompt.txt", &error) < 0 ||
 		file_map(&ending, "tests/data/model/ending-a.txt", &error) < 0)
 		fail_msg("%s", error.text);
-	text = malloc(prompt.size + ending.size);
-	memcpy(text, prompt.bytes, prompt.size);
-	memcpy(text + prompt.size, ending.bytes, ending.size);
+	text = malloc(begin.size + ending.size);
+	memcpy(text, begin.bytes, begin.size);
+	memcpy(text + begin.size, ending.bytes, ending.size);
 	for (size_t p = 0; p < sizeof(pinned_long) / sizeof(pinned_long[0]); p++)
-		assert_pinned(*state, text, prompt.size + ending.size, &pinned_long[p]);
+		assert_pinned(*state, text, begin.size + ending.size, &pinned_long[p]);
 	free(text);
-	file_unmap(&prompt);
+	file_unmap(&begin);
 	file_unmap(&ending);
 }
 

@@ -1,5 +1,5 @@
 /*
- * test_curve.c - the curve from a sample of the keys, against the exact one from all of them
+ * test_replay_curve.c - the curve from a sample of the keys, against the exact one from all of them
  *
  * kvpool-test: timeout=300
  *
@@ -12,12 +12,13 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <zstd.h>
 
+#include "client/kvctl/replay.h"
 #include "daemon/curve.h"
 
 #define BLOCK 65536u
@@ -222,97 +223,36 @@ static void a_loop_larger_than_memory_gains_nothing_until_it_fits(void **state)
 
 /* ---- traces beside the repository ---- */
 
-struct trace {
-	char *text;
-	size_t bytes;
-};
-
-static bool trace_open(struct trace *trace, const char *name)
-{
-	const char *top = getenv("TOP");
-	char path[512], *packed;
-	ZSTD_DCtx *context;
-	ZSTD_inBuffer in;
-	ZSTD_outBuffer out;
-	FILE *file;
-	size_t n;
-
-	snprintf(path, sizeof(path), "%s/../shared/traces/%s.kvt.zst", top ? top : ".", name);
-	file = fopen(path, "rb");
-	if (!file)
-		return false;
-	packed = malloc(1 << 20);
-	n = fread(packed, 1, 1 << 20, file);
-	fclose(file);
-	assert_true(n > 0 && n < 1 << 20);
-	out = (ZSTD_outBuffer){.dst = malloc(1 << 27), .size = (1 << 27) - 1};
-	in = (ZSTD_inBuffer){.src = packed, .size = n};
-	context = ZSTD_createDCtx();
-	ZSTD_DCtx_setParameter(context, ZSTD_d_windowLogMax, 27);
-	while (in.pos < in.size)
-		assert_false(ZSTD_isError(ZSTD_decompressStream(context, &out, &in)));
-	ZSTD_freeDCtx(context);
-	free(packed);
-	*trace = (struct trace){.text = out.dst, .bytes = out.pos};
-	trace->text[trace->bytes] = 0;
-	return true;
-}
-
-/* The next request's keys. Return: how many; -1: the end. */
-static int64_t trace_next(char **at, uint64_t *time_ms, uint32_t *keys)
-{
-	int64_t n = 0;
-
-	while (**at == '#')
-		*at = strchr(*at, '\n') + 1;
-	if (!**at)
-		return -1;
-	*time_ms = strtoull(*at, at, 10);
-	strtoull(*at, at, 10);
-	strtoull(*at, at, 10);
-	while (**at && **at != '\n') {
-		uint32_t from = (uint32_t)strtoul(*at, at, 10), to = from;
-
-		if (**at == '-')
-			to = (uint32_t)strtoul(*at + 1, at, 10);
-		for (; from <= to; from++)
-			keys[n++] = from;
-		while (**at == ' ')
-			(*at)++;
-	}
-	*at += **at == '\n';
-	return n;
-}
-
 static void trace_is_told_within_two_points(const char *name)
 {
-	uint32_t *keys = malloc(sizeof(*keys) << 20), n_keys = 0, n_uses = 0;
-	struct trace trace = {0};
+	const char *top = getenv("TOP");
+	struct replay_trace trace;
 	struct curve *curve;
 	struct exact x;
-	uint64_t time_ms;
-	int64_t n;
-	char *at;
+	char path[512], why[256];
+	int r;
 
-	if (!trace_open(&trace, name)) {
-		free(keys);
+	snprintf(path, sizeof(path), "%s/../shared/traces/%s.kvt.zst", top ? top : ".", name);
+	r = replay_trace_read(&trace, path, why);
+	if (r == -ENOENT) {
 		printf("skipped: no trace %s beside the repository\n", name);
 		skip();
 	}
-	for (at = trace.text; (n = trace_next(&at, &time_ms, keys)) >= 0; n_uses += (uint32_t)n)
-		for (int64_t i = 0; i < n; i++)
-			n_keys = keys[i] >= n_keys ? keys[i] + 1 : n_keys;
-	x = exact_new(n_keys, n_uses);
+	if (r < 0)
+		fail_msg("%s", why);
+	x = exact_new(trace.n_blocks, (uint32_t)trace.n_ids);
 	assert_int_equal(curve_open(&curve, TICKS, 0), 0);
-	for (at = trace.text; (n = trace_next(&at, &time_ms, keys)) >= 0;) {
-		exact_request(&x, keys, (uint32_t)n);
-		curve_request(curve, keys, (uint32_t)n, (uint32_t)(time_ms * TICKS / 1000) + 1);
+	for (uint64_t i = 0; i < trace.n_requests; i++) {
+		const struct replay_request *request = &trace.requests[i];
+
+		exact_request(&x, trace.ids + request->first, request->n);
+		curve_request(
+			curve, trace.ids + request->first, request->n, (uint32_t)(request->time_ms * TICKS / 1000) + 1);
 	}
 	then_both_agree(name, &x, curve);
 	curve_close(curve);
 	exact_free(&x);
-	free(trace.text);
-	free(keys);
+	replay_trace_free(&trace);
 }
 
 static void a_trace_of_chats_is_told_within_two_points(void **state)
