@@ -251,9 +251,11 @@ static bool config_is_device(const char *path)
 static int config_set_spill(struct config *config, const char *value)
 {
 	const char *colon = strrchr(value, ':');
-	struct config_store store = {.device = config_is_device(value)};
+	struct config_store store;
 	bool sized;
 
+	memset(&store, 0, sizeof(store)); /* and what lies between its fields: option_differs() compares bytes */
+	store.device = config_is_device(value);
 	if (config->stores_from_file)
 		config->n_stores = 0;
 	config->stores_from_file = false;
@@ -273,7 +275,7 @@ static int config_set_spill(struct config *config, const char *value)
 	memcpy(store.path, value, (size_t)(colon - value));
 	for (size_t n = strlen(store.path); n > 1 && store.path[n - 1] == '/'; n--)
 		store.path[n - 1] = 0; /* one directory by two names is one */
-	config->stores[config->n_stores++] = store;
+	memcpy(&config->stores[config->n_stores++], &store, sizeof(store));
 	return 0;
 }
 
@@ -354,10 +356,11 @@ static int config_set_listen_part(struct config_listen *listen, const char *part
 
 static int config_set_listen(struct config *config, const char *value)
 {
-	struct config_listen listen = {.mode = 0};
+	struct config_listen listen;
 	char text[256], *rest, *part;
 	bool has_gid = false;
 
+	memset(&listen, 0, sizeof(listen)); /* and what lies between its fields: option_differs() compares bytes */
 	if (config->n_listen == CONFIG_LISTEN_MAX || strlen(value) >= sizeof(text))
 		return -ERANGE;
 	strcpy(text, value);
@@ -372,7 +375,7 @@ static int config_set_listen(struct config *config, const char *value)
 		return -EINVAL;
 	if (!has_gid)
 		listen.gid = listen.uid;
-	config->listen[config->n_listen++] = listen;
+	memcpy(&config->listen[config->n_listen++], &listen, sizeof(listen));
 	return 0;
 }
 
