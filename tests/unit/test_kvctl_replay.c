@@ -309,6 +309,29 @@ static void sizes_are_blocks_shares_or_bytes(void **state)
 	replay_trace_free(&trace);
 }
 
+static void a_page_tells_policy_hints_memory_store_and_optimum(void **state)
+{
+	struct outputs *o = *state;
+	struct replay_trace trace = given_traffic(o, 5, 1500);
+	char hits[64];
+
+	assert_int_equal(run(&o->fake, "replay", o->path, "--pool", "40", "--policy", "lru"), 0);
+	assert_says(o->fake.out, "policy lru\n");
+	assert_says(o->fake.out, "memory");
+	assert_null(strstr(o->fake.out, "store"));
+	snprintf(hits, sizeof(hits), "  %.2f\n",
+		100.0 * (double)hits_of(&trace, REPLAY_LRU, 40, -1) * trace.block_tokens / (double)trace.n_tokens);
+	assert_says(o->fake.out, hits);
+	assert_int_equal(run(&o->fake, "replay", o->path, "--pool", "40", "--spill", "100", "--hints", "0.1", "--admit",
+				 "chance"),
+		0);
+	assert_says(o->fake.out,
+		"policy learned, a hint a request, 10 % of them wrong, to the store: chance (25 % of what is offered)");
+	assert_says(o->fake.out, "the optimum");
+	assert_says(o->fake.out, "a block served), lost from the store");
+	replay_trace_free(&trace);
+}
+
 static void a_sweep_shows_lru_the_policy_and_the_optimum(void **state)
 {
 	struct outputs *o = *state;
@@ -420,6 +443,7 @@ int main(void)
 		cmocka_unit_test(the_same_trace_in_each_format_is_the_same),
 		cmocka_unit_test(a_line_that_is_none_is_named),
 		cmocka_unit_test(sizes_are_blocks_shares_or_bytes),
+		cmocka_unit_test(a_page_tells_policy_hints_memory_store_and_optimum),
 		cmocka_unit_test(a_sweep_shows_lru_the_policy_and_the_optimum),
 		cmocka_unit_test(of_an_hour_of_conversations_the_learned_order_keeps_half_as_much_again),
 		cmocka_unit_test(with_hints_a_store_finds_most_for_less_than_a_write_a_hit),
