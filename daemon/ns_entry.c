@@ -17,6 +17,8 @@
 #include "policy.h"
 #include "tier.h"
 
+#define TABLE_EXPECT_MAX \
+	(1ull << 24) /* buckets for what the last daemon counted, whatever it counted; more come as always */
 #define TABLE_FIRST 16u /* buckets */
 
 static uint64_t table_hash(const struct kvp_key *key)
@@ -133,6 +135,8 @@ struct entry *ns_entry_next(struct ns *ns, const struct entry *e)
 
 void ns_entry_expect(struct ns *ns, uint64_t n)
 {
+	if (n > TABLE_EXPECT_MAX)
+		n = TABLE_EXPECT_MAX;
 	if (ns->entries.n || n <= TABLE_FIRST || !table_make_room(&ns->entries, n))
 		return;
 	ns->entries.n_buckets = n;
