@@ -27,6 +27,7 @@ CHECK_PACKAGES := tmux procps g++ dpkg-dev binutils libcmocka-dev clang-format g
 WHEEL_PACKAGES := python3-pip python3-setuptools python3-wheel
 PEER_PACKAGES := liblmdb-dev libhiredis-dev memcached redis-server fio
 FUZZ_PACKAGES := clang
+LINT_PACKAGES := clang clang-tidy cppcheck
 
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wcast-qual -Wvla -Werror
 OPT ?= -O2
@@ -237,13 +238,15 @@ test -z "$$missing" || if [ `id -u` = 0 ]; then \
 	apt-get update -qq && apt-get install -y -qq --no-install-recommends -o Dpkg::Use-Pty=0 $$missing >/dev/null; \
 else echo "Debian packages are missing; as root: apt-get install --no-install-recommends" $$missing >&2; exit 1; fi
 endef
-.PHONY: deps deps-build deps-fuzz
+.PHONY: deps deps-build deps-fuzz deps-lint
 deps: ## install the Debian packages that building and testing need (as root), or name them
 	$(call install_missing,$(BUILD_PACKAGES) $(CHECK_PACKAGES))
 deps-build:
 	$(call install_missing,$(BUILD_PACKAGES))
 deps-fuzz:
 	$(call install_missing,$(BUILD_PACKAGES) $(FUZZ_PACKAGES))
+deps-lint:
+	$(call install_missing,$(BUILD_PACKAGES) $(CHECK_PACKAGES) $(LINT_PACKAGES))
 deps-bench:
 	$(call install_missing,$(BUILD_PACKAGES) $(PEER_PACKAGES))
 
@@ -446,9 +449,10 @@ format: ## format the C sources
 	clang-format -i $(FORMATTED)
 format-check: ## are the C sources formatted?
 	@clang-format --dry-run -Werror $(FORMATTED) && echo "format: $(words $(FORMATTED)) files as .clang-format has them"
-lint: ## build everything with clang too, and read the manuals for mistakes
+lint: deps-lint ## a build by clang, the manuals, and what clang-tidy, cppcheck and gcc -fanalyzer find (FILES='FILE...')
 	$(sub) tests BUILD=$(BUILD)/clang CC=clang
-	@for m in $(MANUALS); do groff -man -Tutf8 -ww -z $$m 2>&1; done | { ! grep .; } && echo "lint: ok"
+	@for m in $(MANUALS); do groff -man -Tutf8 -ww -z $$m 2>&1; done | { ! grep .; }
+	@BUILD=$(BUILD) JOBS=$(JOBS) tests/lint/run $(FILES)
 clean: ## remove $(BUILD)
 	rm -rf $(BUILD)
 help: ## this list
