@@ -263,7 +263,7 @@ int64_t kvp_match(const struct kvp_match_part *parts, uint32_t n_parts, uint32_t
 		for (uint32_t i = 0; i < n_parts && r == 0; i++)
 			leading = part_prefix(&parts[i], all + (size_t)i * n, leading);
 	} while (leading != last);
-	for (uint32_t i = 0; states && i < n; i++) {
+	for (uint32_t i = 0; r == 0 && states && i < n; i++) {
 		states[i] = all[i];
 		for (uint32_t part = 1; part < n_parts; part++)
 			if (state_rank(all[(size_t)part * n + i]) < state_rank(states[i]))
