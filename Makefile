@@ -20,7 +20,7 @@ MANDIR ?= $(PREFIX)/share/man
 SYSTEMDDIR ?= $(PREFIX)/lib
 SYSCONFDIR ?= /etc
 
-BUILD_PACKAGES := gcc make pkg-config libc6-dev liburing-dev uuid-dev libhwloc-dev libsodium-dev libxxhash-dev libzstd-dev \
+BUILD_PACKAGES := gcc make pkg-config libc6-dev liburing-dev uuid-dev libhwloc-dev libsodium-dev libssl-dev libxxhash-dev libzstd-dev \
 	libjansson-dev libmicrohttpd-dev libncurses-dev libsystemd-dev uthash-dev libopenblas-pthread-dev python3
 CHECK_PACKAGES := tmux procps g++ dpkg-dev binutils libcmocka-dev clang-format groff-base spin systemd python3-pytest \
 	python3-hypothesis python3-numpy qemu-user
@@ -40,10 +40,10 @@ RPATH := -Wl,-rpath,'$$ORIGIN' -Wl,-rpath,'$$ORIGIN/../lib'
 
 # asked when first linked, not while this file is read: `make deps` runs before the packages are there
 pkg = $(shell pkg-config --libs $(1))
-DAEMON_LIBS = $(call pkg,liburing uuid hwloc libsodium libxxhash libzstd libsystemd) -lm
+DAEMON_LIBS = $(call pkg,liburing uuid hwloc libsodium libcrypto libxxhash libzstd libsystemd) -lm
 CLIENT_LIBS = $(call pkg,libsodium)
 ATTN_LIBS = $(if $(ATTN_BLAS),$(call pkg,openblas)) -lm
-KVCTL_LIBS = $(call pkg,jansson ncursesw libsodium libxxhash libzstd) -lm
+KVCTL_LIBS = $(call pkg,jansson ncursesw libsodium libcrypto libxxhash libzstd) -lm
 EXPORTER_LIBS = $(call pkg,libmicrohttpd) -lm
 ENGINE_LIBS = $(call pkg,jansson libsodium) -lm
 TEST_LIBS = $(call pkg,cmocka) -lm

@@ -24,6 +24,7 @@ enum option_kind {
 	OPTION_OCTAL,
 	OPTION_BOOL,
 	OPTION_SPILL,
+	OPTION_KEYS,
 	OPTION_POOL,
 	OPTION_LISTEN,
 };
@@ -64,6 +65,8 @@ static const struct option_row options[] = {
 		"directory or block device and size of a spill store, or off (may be given several times, one for each device)"},
 	{"namespace-dir", OPTION_TEXT, AT(namespace_dir), 1, ROOM(namespace_dir), "DIR",
 		"directory for the namespaces' own files, where all spill stores are block devices"},
+	{"spill-key-file", OPTION_KEYS, 0, 0, 0, "FILE",
+		"spill stores are encrypted with the key in it (may be given several times: the others read what is there)"},
 	{"spill-write-budget", OPTION_SIZE, AT(spill_write_budget), 0, 1ull << 50, "SIZE",
 		"bytes eviction may write to the spill store a day (UTC), then it drops; 0: no limit"},
 	{"spill-admit", OPTION_TEXT, AT(spill_admit), 1, ROOM(spill_admit), "all|reused|chance",
@@ -279,6 +282,19 @@ static int config_set_spill(struct config *config, const char *value)
 	return 0;
 }
 
+static int config_set_key_file(struct config *config, const char *value)
+{
+	if (config->key_files_from_file)
+		config->n_key_files = 0;
+	config->key_files_from_file = false;
+	if (config->n_key_files == CONFIG_KEYS_MAX)
+		return -ERANGE;
+	if (value[0] != '/' || strlen(value) >= sizeof(config->key_files[0]))
+		return -EINVAL;
+	strcpy(config->key_files[config->n_key_files++], value);
+	return 0;
+}
+
 /* One part of a pool option that names nodes. */
 static int config_set_node(struct config *config, char *part)
 {
@@ -424,6 +440,8 @@ static int config_set_value(struct config *config, const struct option_row *row,
 		return 0;
 	case OPTION_SPILL:
 		return config_set_spill(config, value);
+	case OPTION_KEYS:
+		return config_set_key_file(config, value);
 	case OPTION_LISTEN:
 		return config_set_listen(config, value);
 	case OPTION_POOL:
@@ -449,6 +467,8 @@ static const char *config_example(enum option_kind kind)
 		return "an octal number: use 0660";
 	case OPTION_BOOL:
 		return "yes or no";
+	case OPTION_KEYS:
+		return "an absolute path of at most 255 bytes: use /etc/kvpool/spill.key";
 	case OPTION_SPILL:
 		return "DIR:SIZE: use /var/lib/kvpool:64G (16M at least), /dev/nvme1n1, or off";
 	default:
@@ -507,6 +527,8 @@ static int config_set(struct config *config, const char *name, const char *value
 			CONFIG_LISTEN_MAX);
 	else if (r == -ERANGE && row->kind == OPTION_SPILL)
 		snprintf(message, 256, "%s: spill: at most %d stores", origin, CONFIG_STORES_MAX);
+	else if (r == -ERANGE && row->kind == OPTION_KEYS)
+		snprintf(message, 256, "%s: spill-key-file: at most %d of them", origin, CONFIG_KEYS_MAX);
 	else if (r == -ERANGE && row->kind != OPTION_TEXT)
 		snprintf(message, 256, "%.100s: %s = \"%.60s\" is out of range%s", origin, row->name, value, range);
 	else if (r == -ERANGE)
@@ -566,7 +588,7 @@ static int config_check_name(struct config_reader *reader, const char *origin, c
 		snprintf(reader->message, 256, "%.150s: config cannot be set in the file itself", origin);
 		return -EINVAL;
 	}
-	if (set_in && row->kind != OPTION_LISTEN && row->kind != OPTION_SPILL) {
+	if (set_in && row->kind != OPTION_LISTEN && row->kind != OPTION_SPILL && row->kind != OPTION_KEYS) {
 		snprintf(reader->message, 256, "%.150s: %.40s is set in line %u already: leave one of them", origin,
 			name, set_in);
 		return -EINVAL;
@@ -683,7 +705,9 @@ static void option_default(const struct option_row *row, const struct config *de
 	text[0] = 0;
 	if (strstr(row->help, "default") || row->kind == OPTION_LISTEN)
 		return;
-	if (row->kind == OPTION_SPILL)
+	if (row->kind == OPTION_KEYS)
+		snprintf(text, 160, " (default none: they lie as they are)");
+	else if (row->kind == OPTION_SPILL)
 		snprintf(text, 160, " (default off)");
 	else if (row->kind == OPTION_BOOL)
 		snprintf(text, 160, " (default %s)", *(const bool *)(const void *)at ? "yes" : "no");
@@ -774,10 +798,10 @@ int config_parse_args(struct config *config, int argc, char **argv, char message
 		r = config_parse_file(config, message);
 		if (r < 0)
 			return r;
-		config->stores_from_file = true;
+		config->stores_from_file = config->key_files_from_file = true;
 	}
 	r = config_scan(config, argc, argv, false, message);
-	config->stores_from_file = false;
+	config->stores_from_file = config->key_files_from_file = false;
 	if (r)
 		return r;
 	r = config_check(config, message);
@@ -1013,6 +1037,9 @@ static bool option_differs(const struct option_row *row, const struct config *a,
 	case OPTION_SPILL:
 		return a->n_stores != b->n_stores ||
 		       memcmp(a->stores, b->stores, a->n_stores * sizeof(a->stores[0])) != 0;
+	case OPTION_KEYS:
+		return a->n_key_files != b->n_key_files ||
+		       memcmp(a->key_files, b->key_files, a->n_key_files * sizeof(a->key_files[0])) != 0;
 	case OPTION_POOL:
 		return a->pool_bytes != b->pool_bytes || a->n_nodes != b->n_nodes ||
 		       memcmp(a->nodes, b->nodes, sizeof(a->nodes)) != 0;

@@ -34,6 +34,7 @@ struct config_node {
 
 #define CONFIG_STORES_MAX 16
 #define CONFIG_OPTIONS_MAX 64
+#define CONFIG_KEYS_MAX 8 /* as SPILL_KEYS_MAX */
 
 /* A spill store. */
 struct config_store {
@@ -61,6 +62,9 @@ struct config {
 	char hugetlbfs[KVP_SOCKET_MAX]; /* directory of a mount for 2M and 1G pages; "": found by itself */
 	struct config_store stores[CONFIG_STORES_MAX];
 	unsigned n_stores; /* 0: no spill */
+	char key_files[CONFIG_KEYS_MAX][256]; /* of the stores: what is written is encrypted with the first one's key */
+	unsigned n_key_files; /* 0: stores lie in plain */
+	bool key_files_from_file; /* as stores_from_file */
 	char namespace_dir
 		[256]; /* where the namespaces' own files lie, beside the stores' directories; "": only there */
 	bool stores_from_file; /* the first flag begins the list anew */

@@ -46,6 +46,8 @@ static struct transfer *transfer_new(struct spill *spill, enum transfer_kind kin
 	t->record.bytes = 0;
 	t->packed = t->packing = false;
 	t->layers = NULL;
+	t->encrypted = false;
+	t->bad = 0;
 	t->memory = NULL;
 	t->told = (struct spill_packed){0};
 	spill->n_writes += kind == TRANSFER_WRITE;
@@ -63,7 +65,7 @@ static void transfer_free(struct transfer *t)
 	spill->n_used--;
 	spill->n_used_bytes -= t->record.bytes;
 	spill->n_writes -= t->kind == TRANSFER_WRITE;
-	if (t->packing)
+	if (t->kind == TRANSFER_WRITE && t->memory)
 		spill->pack_writing -= spill_memory_room(t->memory);
 	spill_memory_give(spill, t->memory);
 	t->memory = NULL;
@@ -152,7 +154,7 @@ static void write_done(struct io_op *op, int64_t res)
 		return;
 	segment->n_writers--;
 	spill->write_serial++;
-	if (res >= 0 && segment->flush_failed)
+	if (res >= 0 && (segment->flush_failed || t->bad))
 		res = -EIO;
 	if (res < 0) {
 		write_failed(t, (int)-res);
@@ -190,6 +192,22 @@ static int write_refused(const struct spill *spill, uint64_t bytes)
 	return 0;
 }
 
+/* In the worker.  Should libcrypto refuse, nothing of it goes down. */
+static void write_encrypt(struct transfer *t)
+{
+	const void *data = t->packed ? t->pack : t->data;
+
+	if (t->encrypted)
+		return;
+	t->encrypted = true;
+	t->bad = spill_record_encrypt(
+		t->spill->cipher, t->head + SPILL_PAGE, &t->spot, &t->record, t->layers, data, t->pack);
+	if (t->bad < 0) {
+		memset(t->head + SPILL_PAGE, 0, SPILL_PAGE);
+		memset(t->pack, 0, data_pages(spill_data_bytes(&t->record)));
+	}
+}
+
 /* In the worker: the headers, with the data's checksum. */
 static void write_before(struct io_op *op)
 {
@@ -199,6 +217,10 @@ static void write_before(struct io_op *op)
 		struct spill_spot spot = {.uuid = t->spot.uuid, .sequence = t->spot.sequence, .off = op->off};
 
 		spill_segment_encode(t->head, &spot);
+	}
+	if (t->spill->cipher) {
+		write_encrypt(t);
+		return;
 	}
 	spill_record_encode(t->head + SPILL_PAGE, &t->spot, &t->record,
 		spill_hash_data(op->iov[1].iov_base, spill_data_bytes(&t->record)));
@@ -218,8 +240,8 @@ static const struct spill_layers *layers_of(const struct spill *spill, const str
 /* Headers and data as one write.  The segment's own header goes down with its first record. */
 static void write_submit(struct transfer *t)
 {
-	const void *data = t->packed ? t->pack : t->data;
 	struct spill *spill = t->spill;
+	const void *data = t->packed || spill->cipher ? t->pack : t->data;
 	uint64_t head_bytes = t->index == 0 ? 2 * SPILL_PAGE : SPILL_PAGE;
 	uint64_t off;
 
@@ -336,11 +358,12 @@ int spill_write(struct spill *spill, const struct spill_record *record, const vo
 {
 	uint64_t most = SPILL_SHORTER(data_pages(record->bytes) / SPILL_PAGE) * SPILL_PAGE;
 	bool pack = record->codec != SPILL_PLAIN && most;
+	uint64_t room = spill->cipher ? data_pages(record->bytes) : most;
 	struct spill_memory *memory = NULL;
 	struct transfer *t;
 	int r = write_refused(spill, record->bytes);
 
-	if (r == 0 && pack && !(memory = pack_memory(spill, most)))
+	if (r == 0 && (pack || spill->cipher) && !(memory = pack_memory(spill, room)))
 		r = -EAGAIN;
 	if (r < 0)
 		return r;
@@ -351,9 +374,11 @@ int spill_write(struct spill *spill, const struct spill_record *record, const vo
 	t->data = data;
 	t->cookie = cookie;
 	spill->n_used_bytes += record->bytes;
-	if (pack) {
+	if (memory) {
 		transfer_lend(t, memory);
 		spill->pack_writing += spill_memory_room(memory);
+	}
+	if (pack) {
 		t->packing = true;
 		t->op = (struct io_op){.kind = IO_WORK, .before = pack_before, .done = pack_done, .owner = t};
 		spill_submit(spill, &t->op);
@@ -376,7 +401,7 @@ const struct spill_packed *spill_packed(const struct spill *spill)
 /* Is what came back the header of the record that was asked for? Return: 0; -EBADMSG. */
 static int read_header(const struct transfer *t, struct spill_record *found, struct spill_hash *hash)
 {
-	if (spill_record_decode(t->head + SPILL_PAGE, &t->spot, found, hash) < 0)
+	if (spill_record_open(t->spill->cipher, t->head + SPILL_PAGE, &t->spot, found, hash) < 0)
 		return -EBADMSG;
 	/* the parent is no part of a block's identity, its key has it */
 	if (found->ns_id != t->record.ns_id || memcmp(&found->key, &t->record.key, sizeof(found->key)) ||
@@ -390,13 +415,15 @@ static int read_header(const struct transfer *t, struct spill_record *found, str
 /* Every byte of it? Then the bytes are where they were wanted. Return: 0; -EBADMSG; -ENOMEM. */
 static int read_take(const struct transfer *t)
 {
-	const void *data = t->packed ? t->pack : t->into;
+	void *data = t->packed ? t->pack : t->into;
+	struct spill_cipher *cipher = t->spill->cipher;
 	struct spill_record found;
 	struct spill_hash hash;
 
 	if (read_header(t, &found, &hash) < 0)
 		return -EBADMSG;
-	if (!spill_hash_equal(hash, spill_hash_data(data, spill_data_bytes(&found))))
+	if (cipher ? spill_data_decrypt(cipher, t->head + SPILL_PAGE, data) < 0
+		   : !spill_hash_equal(hash, spill_hash_data(data, spill_data_bytes(&found))))
 		return -EBADMSG;
 	return t->packed ? packer_unpack(t->spill->packer, t->pack, found.stored, t->into, found.bytes) : 0;
 }
@@ -460,6 +487,17 @@ static void read_done(struct io_op *op, int64_t res)
 
 /* ---- read, in parts ---- */
 
+static bool parts_have_layers(const struct transfer *t, const void *head)
+{
+	return t->spill->cipher ? spill_record_parts_are(head, t->layers) : spill_record_has_layers(head, t->layers);
+}
+
+static bool parts_layer_is_right(const struct transfer *t, const void *head, uint32_t i)
+{
+	return t->spill->cipher ? spill_part_decrypt(t->spill->cipher, head, t->into, i) == 0
+				: spill_layer_is_right(head, t->into, t->layers, i);
+}
+
 /* What has come without a gap is compared, layer by layer; a record without such checksums when all of it has. */
 static void parts_compare(struct transfer *t)
 {
@@ -470,13 +508,13 @@ static void parts_compare(struct transfer *t)
 
 	if (!t->layers_right && (t->bad = read_header(t, &found, &hash)) < 0)
 		return;
-	if (!spill_record_has_layers(head, t->layers)) {
+	if (!parts_have_layers(t, head)) {
 		if (t->n_parts_there == t->n_parts && (t->bad = read_take(t)) == 0)
 			t->layers_right = t->layers->n;
 		return;
 	}
 	while (t->layers_right < t->layers->n && t->layers->ends[t->layers_right] <= there) {
-		if (!spill_layer_is_right(head, t->into, t->layers, t->layers_right)) {
+		if (!parts_layer_is_right(t, head, t->layers_right)) {
 			t->bad = -EBADMSG;
 			return;
 		}
@@ -673,6 +711,9 @@ static int spill_make_transfers(struct spill *spill)
 	spill->heads = aligned_alloc(SPILL_PAGE, (size_t)spill->n_transfers * 2 * SPILL_PAGE);
 	spill->health.probe.bytes = aligned_alloc(SPILL_PAGE, SPILL_PROBE_BYTES);
 	spill->packer = packer_new();
+	if (spill->opts.keys && spill_cipher_init(&spill->worker_cipher, spill->opts.keys) < 0)
+		return -ENOMEM;
+	spill->cipher = spill->opts.keys ? &spill->worker_cipher : NULL;
 	if (!spill->transfers || !spill->heads || !spill->health.probe.bytes || !spill->packer)
 		return -ENOMEM;
 	io_memory_lend(spill->heads, (uint64_t)spill->n_transfers * 2 * SPILL_PAGE);
@@ -723,6 +764,7 @@ static void spill_free(struct spill *spill)
 		spill_memory_give(spill, spill->transfers[i].memory);
 	spill_memory_free_all(spill);
 	packer_free(spill->packer);
+	spill_cipher_deinit(&spill->worker_cipher);
 	free(spill->transfers);
 	io_memory_take_back(spill->heads);
 	free(spill->heads);
@@ -1000,6 +1042,7 @@ void spill_stats(const struct spill *spill, struct spill_stats *stats)
 	stats->state = spill->health.state;
 	stats->uring = io_is_uring(spill->io);
 	stats->direct = spill->file.direct;
+	stats->encrypted = spill->cipher != NULL;
 	stats->last_errno = spill->health.last_errno;
 	stats->since = spill->health.since;
 	stats->queued_bytes = spill->n_used_bytes;

@@ -8,7 +8,8 @@
  * On disk: DIR/kvpool.store, or a block device = superblock, then segments, each with a header of its own and records: header page with the
  * record's name, place and checksums, then the data.  kvpool_spill.h has the bytes.  One vectored write puts header and
  * data down, straight from the caller's memory.  A record counts only if its header's checksum, store, segment sequence
- * and own place agree, its data only if the checksum agrees, at every read: a torn, stale or swapped record is a miss.
+ * and own place agree, its data only if the checksum agrees, at every read: a torn, stale or swapped record is a miss.  With a key
+ * (kvpool_cipher.h) data is encrypted in the worker on its way, into memory of the store's, and decrypted where it is to be.
  * A start goes on behind the last record of the log.  Capacity is a bound on the file, superblock included.
  */
 #ifndef KVPOOL_DAEMON_SPILL_H
@@ -21,6 +22,7 @@
 #include "kvpool_spill.h"
 
 struct spill;
+struct spill_keys;
 
 enum spill_state { /* as counter spill_state */
 	SPILL_OFF = 0,
@@ -53,6 +55,9 @@ struct spill_opts {
 	uint32_t
 		device; /* spill_device() of the directory when a store was last there; 0: not known.  On another one no store is made
 			    anew: its file system is not mounted */
+	/* What is written is encrypted with the first of these, and what lies there may be with any; NULL: nothing is.  As long as the
+	   store is open.  A store that was begun without is not opened with, nor the other way round: -EKEYREJECTED. */
+	const struct spill_keys *keys;
 	unsigned number; /* of the store among several, below SPILL_STORES_MAX: part of its places */
 	void *owner;
 	/* The store lets this record go: its segment is reclaimed, its flush failed, or it was found damaged.  May call
@@ -185,7 +190,7 @@ void spill_tick(struct spill *spill);
 
 struct spill_stats {
 	enum spill_state state;
-	bool uring, direct;
+	bool uring, direct, encrypted;
 	int last_errno;
 	int64_t since; /* seconds since the epoch: of the state, 0: since the start */
 	uint64_t queued_bytes; /* of the transfers in flight */

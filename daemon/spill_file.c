@@ -237,12 +237,70 @@ static int file_write_super(struct spill_file *file)
 	return fdatasync(file->fd) < 0 ? -errno : 0;
 }
 
+/* What is written from now on needs this key to be read. Return: 0; -ENOSPC. */
+static int file_add_key(struct spill_file *file, const struct spill_opts *opts)
+{
+	struct spill_super *super = &file->super;
+	uint32_t i = 0;
+
+	if (!opts->keys)
+		return 0;
+	while (i < super->n_keys && super->key_ids[i] != opts->keys->keys[0].id)
+		i++;
+	if (i == SPILL_KEYS_MAX)
+		return -ENOSPC;
+	super->key_ids[i] = opts->keys->keys[0].id;
+	if (i == super->n_keys)
+		super->n_keys++;
+	return 0;
+}
+
+/* Is all that lies there to be read with what was given?  A start that went on without it would lose it, or leave in plain what
+   is to be encrypted. */
+static int file_check_keys(struct spill_file *file, const struct spill_opts *opts, char message[256])
+{
+	const struct spill_super *super = &file->super;
+	const char *way_out = file->raw ? "empty it: blkdiscard -z" : "remove it: rm";
+
+	if (opts->keys && !super->n_keys) {
+		snprintf(message, 256,
+			"spill store %.50s was written without a key: start without spill-key-file, or, if none of it is wanted, %s %.50s",
+			file->path, way_out, file->path);
+		return -EKEYREJECTED;
+	}
+	for (uint32_t i = 0; i < super->n_keys; i++) {
+		if (spill_key_find(opts->keys, super->key_ids[i]))
+			continue;
+		snprintf(message, 256,
+			"spill store %.50s was written with key %016" PRIx64
+			", which %s: give it, or, if none of it is wanted, %s %.50s",
+			file->path, super->key_ids[i],
+			opts->keys ? "is in no spill-key-file given" : "spill-key-file is to name", way_out,
+			file->path);
+		return -EKEYREJECTED;
+	}
+	if (file_add_key(file, opts) < 0) {
+		snprintf(message, 256,
+			"spill store %.60s holds records of %u keys: go on with the last one first in spill-key-file until a start says that others may be left out",
+			file->path, SPILL_KEYS_MAX);
+		return -EKEYREJECTED;
+	}
+	return 0;
+}
+
+/* Nothing can lie in it: no segment was ever made, or kvctl store drop gave the room back. */
+static bool file_is_unused(const struct spill_file *file, const struct stat *st)
+{
+	return !file->raw && st->st_size <= (off_t)SPILL_SUPER_AREA;
+}
+
 static int file_begin_store(struct spill_file *file, const struct spill_opts *opts)
 {
 	uint64_t start = file->raw ? file->super.start : 0; /* its superblock is to be the later one */
 	int r;
 
 	file->super = (struct spill_super){.segment_bytes = choose_segment_bytes(opts), .start = start};
+	file_add_key(file, opts);
 	if (getrandom(file->super.uuid, sizeof(file->super.uuid), 0) != (ssize_t)sizeof(file->super.uuid))
 		return -EIO;
 	if (file->raw)
@@ -309,6 +367,10 @@ static int file_settle_super(struct spill_file *file, const struct spill_opts *o
 		r = file_begin_where_none_is(file, opts, r, st.st_size == 0, note, message);
 		if (r < 0)
 			return r;
+	} else if (file_is_unused(file, &st) && (opts->keys != NULL) != (file->super.n_keys != 0)) {
+		r = file_begin_store(file, opts);
+	} else if ((r = file_check_keys(file, opts, message)) < 0) {
+		return r;
 	} else if (!layout_fits(&file->super, opts)) {
 		snprintf(note, 128, "; begun anew: its segments of %" PRIu64 " bytes do not fit what is configured",
 			file->super.segment_bytes);
@@ -551,6 +613,32 @@ int spill_file_remake(struct spill_file *file, const struct spill_opts *opts)
 	if (r == 0 && file->raw)
 		r = spill_raw_forget_super(file);
 	return r < 0 ? r : 1;
+}
+
+int spill_file_pass_keys(struct spill_file *file, const struct spill_opts *opts, const uint64_t *used, uint32_t n)
+{
+	struct spill_super was = file->super;
+	struct spill_super *super = &file->super;
+
+	super->n_keys = 0;
+	file_add_key(file, opts);
+	for (uint32_t i = 0; i < n; i++)
+		if (used[i] != opts->keys->keys[0].id && super->n_keys < SPILL_KEYS_MAX)
+			super->key_ids[super->n_keys++] = used[i];
+	for (uint32_t i = 0; i < was.n_keys; i++) {
+		bool there = false;
+
+		for (uint32_t k = 0; k < super->n_keys; k++)
+			there |= super->key_ids[k] == was.key_ids[i];
+		if (!there)
+			log_info("spill store %s: nothing is left in it that needs key %016" PRIx64
+				 ": that one may be left out of spill-key-file",
+				file->path, was.key_ids[i]);
+	}
+	if (super->n_keys == was.n_keys)
+		return 0;
+	super->start++; /* to the older copy */
+	return file_write_super(file);
 }
 
 void spill_file_close(struct spill_file *file)

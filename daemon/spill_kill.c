@@ -171,6 +171,7 @@ bool kill_hits(const struct kill_table *table, const struct spill_record *record
 
 struct finder {
 	struct spill *spill;
+	struct spill_cipher *cipher;
 	uint32_t segment, index; /* looked at next */
 	uint64_t n_bad;
 	int error;
@@ -190,14 +191,16 @@ static int list_take(struct kill_table *table, const struct reading *reading, in
 	const struct spill_disk_kill *disk = (const void *)(reading->bytes + SPILL_PAGE);
 	uint32_t page = (uint32_t)((reading->spot.off - SPILL_SUPER_AREA) %
 				   reading->finder->spill->file.super.segment_bytes / SPILL_PAGE);
+	struct spill_cipher *cipher = reading->finder->cipher;
 	struct spill_record record;
 	struct spill_hash hash;
 	int r = 0;
 
 	if (res != (int64_t)reading->op.iov[0].iov_len ||
-		spill_record_decode(reading->bytes, &reading->spot, &record, &hash) < 0 || !spill_is_kills(&record) ||
-		spill_span(record.bytes) > (uint64_t)res ||
-		!spill_hash_equal(hash, spill_hash_data(disk, record.bytes)))
+		spill_record_open(cipher, reading->bytes, &reading->spot, &record, &hash) < 0 ||
+		!spill_is_kills(&record) || spill_span(record.bytes) > (uint64_t)res ||
+		!spill_hash_equal(hash, spill_hash_data(disk, record.bytes)) ||
+		(cipher && spill_data_decrypt(cipher, reading->bytes, reading->bytes + SPILL_PAGE) < 0))
 		return -EBADMSG;
 	for (uint64_t i = 0; r == 0 && i < record.bytes / sizeof(*disk); i++) {
 		struct spill_kill kill = {le64toh(disk[i].ns_id), {{le64toh(disk[i].key[0]), le64toh(disk[i].key[1])}}};
@@ -264,9 +267,9 @@ static void reading_next(struct reading *reading)
 	io_submit(spill->io, &reading->op);
 }
 
-int kill_find(struct spill *spill, uint8_t *bytes, unsigned n_reads)
+int kill_find(struct spill *spill, struct spill_cipher *cipher, uint8_t *bytes, unsigned n_reads)
 {
-	struct finder finder = {.spill = spill};
+	struct finder finder = {.spill = spill, .cipher = cipher};
 	struct reading *readings;
 
 	static_assert(

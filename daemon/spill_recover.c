@@ -55,6 +55,8 @@ struct recovery {
 	uint32_t n_lost_segments; /* used, and not to be read */
 	uint64_t n_lost; /* records that seals speak of, and that are not there */
 	int error;
+	struct spill_cipher own_cipher;
+	struct spill_cipher *cipher; /* that, this thread's; NULL: the store has no key */
 	struct scan scans[SCANS];
 	uint8_t *bytes;
 };
@@ -135,7 +137,7 @@ static bool scan_first_names_use(struct scan *scan, const uint8_t *page)
 	spot.sequence = spill_page_sequence(page);
 	scan_count_skipped(scan, SPILL_PAGE);
 	if (!spot.sequence || spot.sequence < scan->torn_sequence ||
-		spill_record_decode(page, &spot, &record, &hash) < 0)
+		spill_record_open(scan->recovery->cipher, page, &spot, &record, &hash) < 0)
 		return false;
 	scan->recovery->spill->segments[scan->segment].sequence = spot.sequence;
 	return true;
@@ -154,7 +156,7 @@ static int64_t scan_header(struct scan *scan, const uint8_t *page)
 	if (!spill->segments[scan->segment].sequence && !scan_first_names_use(scan, page))
 		return 0;
 	spot = scan_spot(scan);
-	if (spill_record_decode(page, &spot, &record, &hash) < 0) {
+	if (spill_record_open(scan->recovery->cipher, page, &spot, &record, &hash) < 0) {
 		if (!scan->gap_at)
 			scan->gap_at = scan->at;
 		return SPILL_PAGE;
@@ -163,6 +165,8 @@ static int64_t scan_header(struct scan *scan, const uint8_t *page)
 		scan_count_skipped(scan, scan->at - scan->gap_at);
 	scan->gap_at = 0;
 	scan->last_span = spill_span(spill_data_bytes(&record));
+	if (scan->recovery->cipher)
+		spill->segments[scan->segment].key_id = spill_record_key_id(page);
 	if (segment_add(&spill->segments[scan->segment], scan->at, &record, RECORD_DEAD) < 0)
 		return -ENOMEM;
 	return (int64_t)scan->last_span;
@@ -235,7 +239,8 @@ static void scan_index_done(struct scan *scan, int64_t res)
 	uint64_t n_bytes = spill_index_bytes(scan->seal.n);
 	int r = -EBADMSG;
 
-	if (res == (int64_t)n_bytes && spill_hash_equal(scan->seal.index_hash, spill_hash_data(scan->index, n_bytes)))
+	if (res == (int64_t)n_bytes && spill_hash_equal(scan->seal.index_hash, spill_hash_data(scan->index, n_bytes)) &&
+		spill_seal_decrypt(scan->recovery->cipher, scan->bytes, scan->index, n_bytes) == 0)
 		r = scan_take_index(scan);
 	if (r == -ENOMEM)
 		scan->recovery->error = r;
@@ -248,6 +253,8 @@ static void scan_index_done(struct scan *scan, int64_t res)
 	scan->index = NULL;
 	scan->at = scan->seal.used;
 	segment->sealed = true;
+	if (scan->recovery->cipher)
+		segment->key_id = spill_seal_key_id(scan->bytes);
 	scan_end(scan);
 }
 
@@ -456,19 +463,47 @@ static int recovery_scan(struct recovery *recovery)
 	return recovery->error;
 }
 
+/* Keys of which nothing is left need not be given any more. */
+static int recovery_pass_keys(struct spill *spill)
+{
+	uint64_t used[SPILL_KEYS_MAX];
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < spill->n_present; i++) {
+		const struct segment *segment = &spill->segments[i];
+		uint32_t k = 0;
+
+		if (!segment->key_id || spill_super_dropped(&spill->file.super, 0, segment->sequence))
+			continue;
+		while (k < n && used[k] != segment->key_id)
+			k++;
+		if (k == n && n < SPILL_KEYS_MAX)
+			used[n++] = segment->key_id;
+	}
+	return spill_file_pass_keys(&spill->file, &spill->opts, used, n);
+}
+
 int spill_scan(struct spill *spill)
 {
 	struct recovery *recovery = calloc(1, sizeof(*recovery));
-	int r = -ENOMEM;
+	int r = 0;
 
 	if (!recovery)
-		return r;
+		return -ENOMEM;
 	recovery->spill = spill;
+	if (spill->opts.keys) {
+		recovery->cipher = &recovery->own_cipher;
+		r = spill_cipher_init(recovery->cipher, spill->opts.keys);
+	}
 	recovery->bytes = aligned_alloc(SPILL_PAGE, (size_t)SCANS * SCAN_BYTES);
-	if (recovery->bytes)
+	if (!recovery->bytes)
+		r = -ENOMEM;
+	if (r == 0)
 		r = recovery_scan(recovery);
 	if (r == 0)
-		r = kill_find(spill, recovery->bytes, SCANS);
+		r = kill_find(spill, recovery->cipher, recovery->bytes, SCANS);
+	if (r == 0 && recovery->cipher && !recovery->n_lost_segments)
+		r = recovery_pass_keys(spill);
 	if (r == 0 && spill->stats.skipped)
 		log_warn(
 			"spill store %s: at %" PRIu64 " places, %" PRIu64
@@ -479,6 +514,7 @@ int spill_scan(struct spill *spill)
 			"spill store %s: %u of its %u segments were used and cannot be read any more, and %" PRIu64
 			" records that seals speak of are lost: was the file written to or cut by somebody else, is its disk all right?  What can be read is used, the room of the rest too",
 			spill->file.path, recovery->n_lost_segments, spill->n_present, recovery->n_lost);
+	spill_cipher_deinit(&recovery->own_cipher);
 	free(recovery->bytes);
 	free(recovery);
 	return r;

@@ -30,7 +30,10 @@ static int64_t scrub_after(struct io_op *op, int64_t res)
 	struct spill_record record;
 	struct spill_hash hash;
 
-	scrub->right = res >= 0 && spill_record_decode(scrub->bytes, &scrub->spot, &record, &hash) == 0 &&
+	/* encrypted data as it lies: whether it is what was encrypted each read looks at */
+	scrub->right = res >= 0 &&
+		       spill_record_open(
+			       ((struct spill *)op->owner)->cipher, scrub->bytes, &scrub->spot, &record, &hash) == 0 &&
 		       spill_span(spill_data_bytes(&record)) <= op->iov[0].iov_len &&
 		       spill_hash_equal(hash, spill_hash_data(scrub->bytes + SPILL_PAGE, spill_data_bytes(&record)));
 	return res;

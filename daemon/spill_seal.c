@@ -24,6 +24,7 @@ struct seal {
 	uint32_t segment;
 	bool direct; /* as it was submitted */
 	uint8_t *bytes;
+	uint64_t n_bytes, key_id;
 };
 
 uint64_t seal_bytes(uint64_t n)
@@ -42,6 +43,16 @@ static void seal_done(struct io_op *op, int64_t res)
 		seal->spill->stats.write_bytes += (uint64_t)res;
 	free(seal->bytes);
 	free(seal);
+}
+
+/* In the worker.  What could not be encrypted is no seal. */
+static void seal_before(struct io_op *op)
+{
+	struct seal *seal = op->owner;
+	uint64_t n = seal->n_bytes - SPILL_PAGE;
+
+	if (spill_seal_encrypt(seal->spill->cipher, seal->key_id, seal->bytes + n, seal->bytes, n) < 0)
+		memset(seal->bytes, 0, seal->n_bytes);
 }
 
 /* The entries of what lives in @segment and their seal, in memory. Return: false: out of memory. */
@@ -84,6 +95,8 @@ static void seal_segment(struct spill *spill, uint32_t i)
 		return;
 	seal->spill = spill;
 	seal->segment = i;
+	seal->n_bytes = n_bytes;
+	seal->key_id = segment->key_id;
 	if (!seal_fill(seal, segment, end - n_bytes, n_bytes)) {
 		free(seal);
 		return;
@@ -96,6 +109,7 @@ static void seal_segment(struct spill *spill, uint32_t i)
 		.iov[0] = {seal->bytes, n_bytes},
 		.n_iov = 1,
 		.done = seal_done,
+		.before = spill->cipher ? seal_before : NULL,
 		.owner = seal};
 	spill_submit(spill, &seal->op);
 }

@@ -141,19 +141,21 @@ static void segment_open(struct spill *spill, uint32_t i)
 	segment->n_records = segment->n_kills = 0;
 	segment->used = SPILL_PAGE;
 	segment->sequence = spill->next_sequence++;
+	segment->key_id = spill->opts.keys ? spill->opts.keys->keys[0].id : 0;
 	segment->dirty = segment->flush_failed = segment->sealed = false;
 	spill->open = i;
 }
 
 /* Else each start would take a segment for its own, and push out the oldest of a small store.  Nothing of an earlier daemon
    can still be written there: the lock of the file is ours.  Behind the last record no other one of this use can come to
-   light, for the start has looked at every page.  What a mark in the superblock covers would be dropped with it. */
+   light, for the start has looked at every page.  Not with another key: all in a segment is of one.  What a mark in the superblock covers would be dropped with it. */
 void segment_continue(struct spill *spill, uint32_t i)
 {
 	struct segment *segment = &spill->segments[i];
 	uint64_t end = segment_off(spill, i) + spill->file.super.segment_bytes;
 
 	if (segment->state != SEGMENT_FULL || !segment->whole || end > spill->file.bytes ||
+		(spill->opts.keys && segment->key_id != spill->opts.keys->keys[0].id) ||
 		spill_super_dropped_any(&spill->file.super, segment->sequence) ||
 		segment->used + 2 * SPILL_PAGE + seal_bytes(segment->n_records + 1) > spill->file.super.segment_bytes)
 		return;

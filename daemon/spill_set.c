@@ -799,7 +799,8 @@ void spill_set_stats(const struct spill_set *set, struct spill_stats *all)
 		spill_stats(set_only(set), all);
 		return;
 	}
-	*all = (struct spill_stats){.state = SPILL_DOWN, .uring = true, .direct = true};
+	*all = (struct spill_stats){
+		.state = SPILL_DOWN, .uring = true, .direct = true, .encrypted = set->members[0].opts.keys != NULL};
 	for (unsigned i = 0; i < set->n; i++) {
 		struct spill_stats one;
 

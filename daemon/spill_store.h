@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "io.h"
+#include "kvpool_cipher.h"
 #include "log.h"
 #include "spill.h"
 #include "spill_pack.h"
@@ -39,6 +40,9 @@ void spill_file_close(struct spill_file *file);
 /** spill_file_remake() - an empty store, its segments chosen anew. Return: 1; 0: those it has are the best for the
  *  capacity; -errno. */
 int spill_file_remake(struct spill_file *file, const struct spill_opts *opts);
+/** spill_file_pass_keys() - no record is left of keys that are not in @used (@n of them) but the first of opts->keys: whoever has them may
+ *  give them away. Return: 0; -errno. */
+int spill_file_pass_keys(struct spill_file *file, const struct spill_opts *opts, const uint64_t *used, uint32_t n);
 /** spill_file_leave_direct() - go on through the page cache, and say so */
 void spill_file_leave_direct(struct spill_file *file, int err);
 
@@ -104,6 +108,7 @@ struct segment {
 	uint32_t n_live, n_records, room;
 	uint32_t n_kills; /* of those that live: lists of deleted keys */
 	uint64_t sequence;
+	uint64_t key_id; /* of a store with keys: all in it is encrypted with this one; 0: not known */
 	uint64_t used; /* where the next record goes */
 	uint64_t dirty_serial; /* of the last write that ended here */
 	uint64_t probe_at_ns,
@@ -206,8 +211,9 @@ int spill_tell_found(struct spill *spill, uint64_t n);
 /* The cookie of a list of deleted keys, whom nobody is told of. */
 extern char kill_cookie;
 struct kill_table;
-/** kill_find() - in the scan: read all lists that were found. @bytes: room for so many reads of SPILL_KILLS_READ. Return: 0; -ENOMEM. */
-int kill_find(struct spill *spill, uint8_t *bytes, unsigned n_reads);
+/** kill_find() - in the scan: read all lists that were found. @cipher: the scan's, or NULL; @bytes: room for so many reads of
+ *  SPILL_KILLS_READ. Return: 0; -ENOMEM. */
+int kill_find(struct spill *spill, struct spill_cipher *cipher, uint8_t *bytes, unsigned n_reads);
 #define SPILL_KILLS_READ 65536u
 /** kill_hits() - was the key of @record, on @page of a segment with @sequence, deleted after that was written? */
 bool kill_hits(const struct kill_table *table, const struct spill_record *record, uint64_t sequence, uint32_t page);
@@ -289,9 +295,10 @@ struct transfer {
 	unsigned n_parts, n_parts_left;
 	unsigned n_parts_there; /* the worker's, as the next two: the first ones that have come, without a gap */
 	uint32_t layers_right; /* the first ones that were compared */
-	int bad; /* 0; -errno of a part, or of what was found in it */
+	int bad; /* 0; -errno of a part, or of what was found in it; WRITE: of encrypting it */
 	uint32_t layers_told;
-	uint8_t *pack; /* packed bytes on their way: memory's */
+	bool encrypted; /* WRITE: what is to go down is there; it may be asked to twice */
+	uint8_t *pack; /* packed or encrypted bytes on their way: memory's */
 	struct spill_memory *memory; /* lent to it; or NULL */
 	struct spill_packed told;
 };
@@ -324,6 +331,8 @@ struct spill {
 	struct transfer *transfers, *free_transfers;
 	uint8_t *heads;
 	struct packer *packer; /* the worker's */
+	struct spill_cipher worker_cipher;
+	struct spill_cipher *cipher; /* that, the worker's; NULL: the store has no key */
 	struct spill_memory *pack_idle; /* spill_memory.c's: nobody has it just now */
 	uint64_t pack_room; /* of all such memory, PACK_MOST at most */
 	uint64_t n_pack_made; /* pieces of it so far */
@@ -342,7 +351,8 @@ struct spill {
 
 #define PARTS_MAX 4u /* a record is read in so many pieces at most, */
 #define PART_MIN (64u << 10) /* none much smaller */
-#define PACK_MOST (64u << 20) /* bytes of memory for packed records on their way; one longer than that goes alone */
+#define PACK_MOST \
+	(64u << 20) /* bytes of memory for packed or encrypted records on their way; one longer than that goes alone */
 
 /** spill_submit() - every operation of a store that serves goes this way */
 void spill_submit(struct spill *spill, struct io_op *op);

@@ -11,10 +11,12 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "block.h"
 #include "events.h"
 #include "guard.h"
+#include "kvpool_cipher.h"
 #include "kvpool_desc.h"
 #include "io_memory.h"
 #include "log.h"
@@ -379,6 +381,30 @@ static void tier_progress(void *owner, uint64_t done, uint64_t segments)
 	log_info("%s", text);
 }
 
+/* In memory that is in no core and, where the limit allows, in no swap. */
+static int tier_read_keys(struct daemon *d, char message[256])
+{
+	const struct config *config = &d->config;
+	struct tier *tier = d->tier;
+	int r = 0;
+
+	static_assert(CONFIG_KEYS_MAX == SPILL_KEYS_MAX, "all that can be named can be read");
+	if (!config->n_key_files)
+		return 0;
+	tier->keys = sodium_malloc(sizeof(*tier->keys));
+	if (!tier->keys) {
+		snprintf(message, 256, "out of memory for the spill store's key");
+		return -ENOMEM;
+	}
+	memset(tier->keys, 0, sizeof(*tier->keys));
+	for (unsigned i = 0; r == 0 && i < config->n_key_files; i++)
+		r = spill_keys_add(tier->keys, config->key_files[i], geteuid(), message);
+	if (r == 0)
+		log_info("the spill store is encrypted, with key %016" PRIx64 " of %s", tier->keys->keys[0].id,
+			config->key_files[0]);
+	return r;
+}
+
 static int tier_open_spill(struct daemon *d, char message[256])
 {
 	struct tier *tier = d->tier;
@@ -411,6 +437,11 @@ static int tier_open_spill(struct daemon *d, char message[256])
 			.joined = tier_store_joined,
 			.progress = tier_progress};
 	}
+	r = tier_read_keys(d, message);
+	if (r < 0)
+		return r;
+	for (unsigned i = 0; i < d->config.n_stores; i++)
+		opts[i].keys = tier->keys;
 	tier->opening_ns = loop_now();
 	r = spill_set_open(&tier->spill, opts, d->config.n_stores, message);
 	if (r < 0)
@@ -519,6 +550,7 @@ void tier_stats(struct daemon *d)
 	gauge_set(&c->spill_state, s.state);
 	gauge_set(&c->spill_uring, s.uring);
 	gauge_set(&c->spill_direct, s.direct);
+	gauge_set(&c->spill_encrypted, s.encrypted);
 	gauge_set(&c->spill_capacity_bytes, s.capacity);
 	gauge_set(&c->spill_used_bytes, s.used_bytes);
 	gauge_set(&c->spill_live_bytes, s.live_bytes);

@@ -76,6 +76,8 @@ struct block_name {
 struct tier {
 	struct daemon *d;
 	struct spill_set *spill; /* NULL: off */
+	struct spill_keys
+		*keys; /* of the stores, or NULL; left to the end of the process, as a worker of a hung disk may be */
 	int store_nodes[CONFIG_STORES_MAX]; /* the kernel's numbers; -1: not known */
 	uint64_t opening_ns; /* when opening the stores began */
 	bool store_lacks_files[CONFIG_STORES_MAX]; /* it came back: of namespaces, perhaps */

@@ -13,6 +13,9 @@
  * record's header repeats the store's UUID, its segment's sequence number and its own place in the file, so a page of
  * another store, of an earlier use of the segment or of another place is no record of ours.
  *
+ * In a store with a key (kvpool_cipher.h) data is encrypted as it lies, and so are the entries of a seal and what of a
+ * record's header tells whose it is: struct spill_disk_box.  Version 4 of superblock, record and seal.
+ *
  * Foreign bytes: decoders look at bounds first.  They keep no state and call nothing but the hash.  Pages are SPILL_PAGE
  * bytes, 8-byte aligned.  Decoders return 0; -EBADMSG: not ours or damaged, *out untouched.
  *
@@ -36,6 +39,7 @@
 #define SPILL_VERSION 1u
 #define SPILL_VERSION_PACKED 2u /* of a record whose data is packed: what knows nothing of packing takes it for none */
 #define SPILL_VERSION_KILLS 3u /* of one that is a list of deleted keys, likewise */
+#define SPILL_VERSION_ENCRYPTED 4u /* of superblock, record and seal of a store with a key */
 #define SPILL_PAGE 4096u
 #define SPILL_SUPER_AREA 65536u
 #define SPILL_PROBE_OFF 12288u /* in the superblock area, a multiple of 4096 and of nothing larger */
@@ -44,6 +48,9 @@
 #define SPILL_START_MAX 0xfffffffeu /* the upper half of a sequence number */
 #define SPILL_DROPS_MAX 128u
 #define SPILL_LAYERS_MAX 128u
+#define SPILL_KEYS_MAX 8u /* with which records of one store may be encrypted */
+#define SPILL_TAG 16u /* bytes that authenticate what was encrypted */
+#define SPILL_SALT 32u
 
 #define SPILL_SUPER_MAGIC 0x45524f545350564bull /* "KVPSTORE" */
 #define SPILL_SEGMENT_MAGIC 0x544d47455350564bull /* "KVPSEGMT" */
@@ -75,9 +82,12 @@ struct spill_disk_super {
 	struct spill_disk_drop drops[SPILL_DROPS_MAX];
 	uint64_t
 		inode; /* of the file it is; another one: this is a copy; 0: not known (a device, or an older kvpoold) */
-	uint8_t zero[1960];
+	uint64_t n_keys; /* version 4: of */
+	uint64_t key_ids[SPILL_KEYS_MAX]; /* all that may be needed to read what is there */
+	uint8_t zero[1888];
 	uint64_t checksum;
 };
+static_assert(offsetof(struct spill_disk_super, key_ids) == 2136, "store format 1");
 static_assert(offsetof(struct spill_disk_super, version) == 8, "store format 1");
 static_assert(offsetof(struct spill_disk_super, page) == 12, "store format 1");
 static_assert(offsetof(struct spill_disk_super, uuid) == 16, "store format 1");
@@ -125,11 +135,20 @@ struct spill_disk_record {
 	uint64_t stored; /* version 2: bytes of the data as it lies here; the block has more */
 	uint32_t codec; /* version 2: enum spill_codec */
 	uint32_t n_layers; /* 0: none of what follows */
-	uint64_t
-		layer_hash[SPILL_LAYERS_MAX]; /* XXH3-64 of each layer's bytes, one behind the other, all of the data */
-	uint8_t zero[2928];
+	/* XXH3-64 of each layer's bytes, one behind the other, all of the data.  Version 4, n_layers being 1 at least: where each
+	   ends in the data, each encrypted by itself */
+	uint64_t layer_hash[SPILL_LAYERS_MAX];
+	uint64_t key_id; /* version 4 has all of what follows, and no ns_id, key, parent and used_tokens above */
+	uint8_t salt[SPILL_SALT]; /* random, of this record alone: its key is made of it */
+	uint8_t tags[SPILL_LAYERS_MAX][SPILL_TAG]; /* of each layer */
+	uint8_t zero[760];
+	uint8_t box[64]; /* struct spill_disk_box, encrypted; its tag covers all of the header before it too */
+	uint8_t box_tag[SPILL_TAG];
 	uint64_t checksum;
 };
+static_assert(offsetof(struct spill_disk_record, key_id) == 1160, "store format 1");
+static_assert(offsetof(struct spill_disk_record, tags) == 1200, "store format 1");
+static_assert(offsetof(struct spill_disk_record, box) == 4008, "store format 1");
 static_assert(offsetof(struct spill_disk_record, version) == 8, "store format 1");
 static_assert(offsetof(struct spill_disk_record, page) == 12, "store format 1");
 static_assert(offsetof(struct spill_disk_record, uuid) == 16, "store format 1");
@@ -147,6 +166,16 @@ static_assert(offsetof(struct spill_disk_record, codec) == 128, "store format 1"
 static_assert(offsetof(struct spill_disk_record, layer_hash) == 136, "store format 1");
 static_assert(offsetof(struct spill_disk_record, checksum) == SPILL_PAGE - 8, "store format 1");
 static_assert(sizeof(struct spill_disk_record) == SPILL_PAGE, "store format 1");
+
+/* What a stolen drive is not to tell of a record. */
+struct spill_disk_box {
+	uint64_t ns_id;
+	uint64_t key[2];
+	uint64_t parent[2];
+	uint32_t used_tokens;
+	uint8_t zero[20];
+};
+static_assert(sizeof(struct spill_disk_box) == sizeof(((struct spill_disk_record *)0)->box), "store format 1");
 
 /* What a record's header says, for a start that need not read the headers. */
 struct spill_disk_entry {
@@ -189,10 +218,14 @@ struct spill_disk_seal {
 	uint64_t off; /* its own place in the file */
 	uint64_t used; /* where the records end, in the segment */
 	uint64_t n; /* entries, in the pages just before this one */
-	uint64_t index_hash[2]; /* XXH3-128 of those pages */
-	uint8_t zero[4008];
+	uint64_t index_hash[2]; /* XXH3-128 of those pages, as they lie there */
+	uint64_t key_id; /* version 4: those pages are encrypted */
+	uint8_t salt[SPILL_SALT];
+	uint8_t tag[SPILL_TAG]; /* of them, and of all before it in this page */
+	uint8_t zero[3952];
 	uint64_t checksum;
 };
+static_assert(offsetof(struct spill_disk_seal, tag) == 120, "store format 1");
 static_assert(offsetof(struct spill_disk_seal, sequence) == 32, "store format 1");
 static_assert(offsetof(struct spill_disk_seal, used) == 48, "store format 1");
 static_assert(offsetof(struct spill_disk_seal, index_hash) == 64, "store format 1");
@@ -220,6 +253,8 @@ struct spill_super {
 	uint64_t capacity, segment_bytes, start, pid, inode;
 	uint32_t n_drops;
 	struct spill_disk_drop drops[SPILL_DROPS_MAX]; /* in this machine's order of bytes */
+	uint32_t n_keys; /* 0: nothing in it is encrypted; else everything is */
+	uint64_t key_ids[SPILL_KEYS_MAX];
 };
 
 /* Where a segment or record header must say that it is. */
@@ -277,7 +312,7 @@ static inline uint64_t spill_index_bytes(uint64_t n)
 	return (n * sizeof(struct spill_disk_entry) + SPILL_PAGE - 1) / SPILL_PAGE * SPILL_PAGE;
 }
 
-/* What all three kinds of page begin with. */
+/* What all kinds of page begin with. */
 struct spill_disk_head {
 	uint64_t magic;
 	uint32_t version;
@@ -308,6 +343,41 @@ static inline void spill_page_end(void *page)
 	memcpy((char *)page + SPILL_PAGE - sizeof(checksum), &checksum, sizeof(checksum));
 }
 
+static inline void spill_page_set_version(void *page, uint32_t version)
+{
+	version = htole32(version);
+	memcpy((char *)page + offsetof(struct spill_disk_head, version), &version, sizeof(version));
+}
+
+static inline uint32_t spill_page_version(const void *page)
+{
+	uint32_t version;
+
+	memcpy(&version, (const char *)page + offsetof(struct spill_disk_head, version), sizeof(version));
+	return le32toh(version);
+}
+
+/** spill_page_encrypted() - of a superblock, record or seal: is what belongs to it encrypted? */
+static inline bool spill_page_encrypted(const void *page)
+{
+	return spill_page_version(page) == SPILL_VERSION_ENCRYPTED;
+}
+
+static inline bool spill_version_ok(uint64_t magic, uint32_t version)
+{
+	switch (version) {
+	case SPILL_VERSION:
+		return true;
+	case SPILL_VERSION_PACKED:
+	case SPILL_VERSION_KILLS:
+		return magic == SPILL_RECORD_MAGIC;
+	case SPILL_VERSION_ENCRYPTED:
+		return magic != SPILL_SEGMENT_MAGIC;
+	default:
+		return false;
+	}
+}
+
 /* @uuid: whose page it must be, or NULL. */
 static inline int spill_page_check(const void *page, uint64_t magic, const uint8_t *uuid)
 {
@@ -318,9 +388,7 @@ static inline int spill_page_check(const void *page, uint64_t magic, const uint8
 	memcpy(&checksum, (const char *)page + SPILL_PAGE - sizeof(checksum), sizeof(checksum));
 	if (le64toh(head.magic) != magic || le64toh(checksum) != spill_page_checksum(page))
 		return -EBADMSG;
-	if (le32toh(head.version) != SPILL_VERSION &&
-		!(magic == SPILL_RECORD_MAGIC && (le32toh(head.version) == SPILL_VERSION_PACKED ||
-							 le32toh(head.version) == SPILL_VERSION_KILLS)))
+	if (!spill_version_ok(magic, le32toh(head.version)))
 		return -EPROTONOSUPPORT;
 	if (le32toh(head.page) != SPILL_PAGE)
 		return -EPROTONOSUPPORT;
@@ -355,6 +423,11 @@ static inline void spill_super_encode(void *page, const struct spill_super *supe
 	for (uint32_t i = 0; i < super->n_drops; i++)
 		disk->drops[i] =
 			(struct spill_disk_drop){htole64(super->drops[i].ns_id), htole64(super->drops[i].below)};
+	if (super->n_keys)
+		spill_page_set_version(page, SPILL_VERSION_ENCRYPTED);
+	disk->n_keys = htole64(super->n_keys);
+	for (uint32_t i = 0; i < super->n_keys; i++)
+		disk->key_ids[i] = htole64(super->key_ids[i]);
 	spill_page_end(page);
 }
 
@@ -379,6 +452,15 @@ static inline int spill_super_decode(const void *page, struct spill_super *super
 	memset(s.drops, 0, sizeof(s.drops));
 	for (uint32_t i = 0; i < s.n_drops; i++)
 		s.drops[i] = (struct spill_disk_drop){le64toh(disk->drops[i].ns_id), le64toh(disk->drops[i].below)};
+	s.n_keys = 0;
+	memset(s.key_ids, 0, sizeof(s.key_ids));
+	if (spill_page_encrypted(page)) {
+		if (!disk->n_keys || le64toh(disk->n_keys) > SPILL_KEYS_MAX)
+			return -EBADMSG;
+		s.n_keys = (uint32_t)le64toh(disk->n_keys);
+		for (uint32_t i = 0; i < s.n_keys; i++)
+			s.key_ids[i] = le64toh(disk->key_ids[i]);
+	}
 	if (s.segment_bytes < SPILL_SEGMENT_MIN || s.segment_bytes > SPILL_SEGMENT_MAX ||
 		s.segment_bytes % SPILL_PAGE || s.start >= SPILL_START_MAX)
 		return -EBADMSG;
@@ -560,19 +642,38 @@ static inline bool spill_layer_is_right(
 	return le64toh(disk->layer_hash[i]) == spill_layer_hash(data, layers, i);
 }
 
+/* Of an encrypted one: its parts are all of the data, one behind the other. */
+static inline bool spill_parts_ok(const struct spill_disk_record *disk, uint64_t data)
+{
+	uint32_t n = le32toh(disk->n_layers);
+	uint64_t at = 0;
+
+	if (!n || n > SPILL_LAYERS_MAX)
+		return false;
+	for (uint32_t i = 0; i < n; i++) {
+		if (le64toh(disk->layer_hash[i]) <= at)
+			return false;
+		at = le64toh(disk->layer_hash[i]);
+	}
+	return at == data;
+}
+
+/** spill_record_decode() - of an encrypted one ns_id, key, parent and used_tokens are 0: see spill_record_open() */
 static inline int spill_record_decode(
 	const void *page, const struct spill_spot *spot, struct spill_record *record, struct spill_hash *hash)
 {
 	const struct spill_disk_record *disk = page;
 	uint64_t bytes, stored = 0, data;
 	uint32_t codec = SPILL_PLAIN;
+	bool encrypted;
 
 	if (spill_page_check(page, SPILL_RECORD_MAGIC, spot->uuid) < 0)
 		return -EBADMSG;
 	if (le64toh(disk->sequence) != spot->sequence || le64toh(disk->off) != spot->off)
 		return -EBADMSG;
 	bytes = le64toh(disk->bytes);
-	if (le32toh(disk->version) == SPILL_VERSION_PACKED) {
+	encrypted = spill_page_encrypted(page);
+	if (le32toh(disk->version) == SPILL_VERSION_PACKED || (encrypted && disk->codec)) {
 		stored = le64toh(disk->stored);
 		codec = le32toh(disk->codec);
 		if (!spill_packed_ok(codec, stored, bytes))
@@ -581,8 +682,11 @@ static inline int spill_record_decode(
 	data = stored ? stored : bytes;
 	if (!data || data > spot->room || spill_span(data) > spot->room)
 		return -EBADMSG;
-	if (!(le32toh(disk->flags) & SPILL_RECORD_KILLS) != (le32toh(disk->version) != SPILL_VERSION_KILLS) ||
+	if ((!encrypted &&
+		    !(le32toh(disk->flags) & SPILL_RECORD_KILLS) != (le32toh(disk->version) != SPILL_VERSION_KILLS)) ||
 		!spill_kills_ok(le32toh(disk->flags), stored, bytes))
+		return -EBADMSG;
+	if (encrypted && !spill_parts_ok(disk, data))
 		return -EBADMSG;
 	record->ns_id = le64toh(disk->ns_id);
 	for (int i = 0; i < 2; i++) {

@@ -56,14 +56,15 @@ static const struct command commands[] = {
 		POOL_HELP "  --admin PATH    the admin socket (socket + .admin)\n"
 			  "  --deadline S    do not wait longer for the daemon (10)\n"
 			  "With no daemon: as root or the pool's owner. The spill store stays.\n"},
-	{"store", store_command, "list|verify|scrub|drop [PATH...] [--json]",
+	{"store", store_command, "list|verify|scrub|drop [PATH...] [--key-file FILE]... [--json]",
 		"what the spill store holds, and is it right?",
 		POOL_HELP JSON_HELP "  --rate SIZE     scrub: bytes a second (as the daemon is configured)\n"
 				    "  --ns NAME|ID    drop: of this namespace only\n"
 				    "  --yes           drop: for good\n"
 				    "  --admin PATH    the admin socket (socket + .admin)\n"
 				    "  --deadline S    scrub, drop: do not wait longer for the daemon (30)\n"
-				    "PATH: directory, file or device of a store (else that of the pool).\n"},
+				    "PATH: directory, file or device of a store (else that of the pool).\n"
+				    "  --key-file FILE  of an encrypted one; else its records are only counted\n"},
 	{"support-bundle", bundle_command, "[--output FILE]",
 		"state, log and surroundings of a pool in one file, for a report",
 		POOL_HELP "  --output FILE   that one (kvpool-NAME-TIME.tar.gz here)\n"

@@ -301,9 +301,12 @@ static void print_spill(const struct snapshot *snapshot, const struct totals *to
 		quantity_bytes(d, capacity));
 	if (snapshot->head.n_stores > 1) {
 		print_stores(&snapshot->head);
+		if (C(c->spill_encrypted))
+			printf("       what is written there is encrypted\n");
 	} else {
-		printf("       %s: %s%s\n", spill_state_name(C(c->spill_state)), dir,
-			spill_engine(C(c->spill_state), C(c->spill_uring), C(c->spill_direct)));
+		printf("       %s: %s%s%s\n", spill_state_name(C(c->spill_state)), dir,
+			spill_engine(C(c->spill_state), C(c->spill_uring), C(c->spill_direct)),
+			C(c->spill_encrypted) ? ", encrypted" : "");
 		if (message[0])
 			printf("       %s\n", message);
 	}
@@ -457,6 +460,7 @@ static json_t *stats_json(const struct pool *pool, const struct snapshot *snapsh
 	json_object_set_new(spill, "state", json_string(spill_state_name(C(head->counters.spill_state))));
 	json_object_set_new(spill, "dir", json_text(head->spill_dir, sizeof(head->spill_dir)));
 	json_object_set_new(spill, "message", json_text(head->spill_message, sizeof(head->spill_message)));
+	json_object_set_new(spill, "encrypted", json_boolean(C(head->counters.spill_encrypted)));
 	json_object_set_new(spill, "stores", stores_json(head));
 	json_object_set_new(json, "spill", spill);
 	json_object_set_new(json, "nodes", nodes_json(head));

@@ -37,6 +37,7 @@ struct store_ns {
 /* What was asked for, and what of it has been seen. */
 struct look {
 	const struct options *options;
+	const struct spill_keys *keys; /* or NULL */
 	const char *paths[STORES_MAX];
 	unsigned n_paths;
 	char dirs[KVP_STATS_STORES_MAX][256]; /* of the pool, where no path was given */
@@ -138,6 +139,16 @@ static void sum_print_lost(const struct store_file *store, const struct store_su
 			indent, sum->n_unsealed);
 }
 
+static void store_print_keys(const struct store_file *store)
+{
+	for (uint32_t i = 0; i < store->super.n_keys; i++)
+		printf("%s %016" PRIx64, i ? "," : "  encrypted, with key", store->super.key_ids[i]);
+	if (store_file_is_closed(store))
+		printf("; without --key-file its records can be counted and their checksums compared, no more");
+	if (store->super.n_keys)
+		printf("\n");
+}
+
 /* ---- list ---- */
 
 static const char *ns_name_of(const struct look *look, uint64_t id, char text[KVP_NAME_MAX])
@@ -170,6 +181,8 @@ static json_t *store_json(const struct store_file *store, const struct store_sum
 	json_object_set_new(json, "segments_lost", json_u64(sum->n_lost_segments));
 	json_object_set_new(json, "segments_unsealed", json_u64(sum->n_unsealed));
 	json_object_set_new(json, "lost", json_u64(sum->n_lost));
+	json_object_set_new(json, "encrypted", json_boolean(store->super.n_keys));
+	json_object_set_new(json, "decrypted", json_boolean(store->cipher != NULL));
 	return json;
 }
 
@@ -219,7 +232,7 @@ static int list_one(struct look *look, const char *path)
 	struct store_sum sum = {0};
 	char a[QUANTITY_ROOM], b[QUANTITY_ROOM], c[QUANTITY_ROOM];
 	struct store_file store;
-	int r = store_file_open(&store, path, false);
+	int r = store_file_open(&store, path, look->keys, false);
 
 	if (r)
 		return r;
@@ -241,6 +254,7 @@ static int list_one(struct look *look, const char *path)
 		if (sum.stored != sum.bytes)
 			printf(" in %s", quantity_bytes(c, sum.stored));
 		printf(sum.n_dropped ? "; %s dropped, not overwritten yet\n" : "\n", quantity_count(c, sum.n_dropped));
+		store_print_keys(&store);
 		sum_print_lost(&store, &sum, "  ");
 	}
 	store_file_close(&store);
@@ -324,6 +338,7 @@ static void verify_print(const struct store_file *store, const struct store_sum 
 	if (sum->n_unread)
 		printf("; the device would not give %" PRIu64 " of them", sum->n_unread);
 	printf("; %" PRIu64 " damaged\n", sum->n_damaged);
+	store_print_keys(store);
 	sum_print_lost(store, sum, "  ");
 }
 
@@ -333,7 +348,7 @@ static int verify_one(struct look *look, const char *path)
 	struct store_sum sum = {0};
 	uint64_t start_ns = now_ns();
 	struct store_file store;
-	int r = store_file_open(&store, path, false);
+	int r = store_file_open(&store, path, look->keys, false);
 
 	if (r)
 		return r;
@@ -409,7 +424,7 @@ static int drop_offline(struct look *look, uint64_t ns_id)
 
 	for (unsigned i = 0; i < look->n_paths; i++) {
 		struct store_file store;
-		int r = store_file_open(&store, look->paths[i], true);
+		int r = store_file_open(&store, look->paths[i], NULL, true);
 
 		if (!r && store.served) {
 			complain(
@@ -501,6 +516,25 @@ static int store_scrub(const struct look *look, const struct store_ask *store_as
 
 /* ---- which ---- */
 
+/* In memory that no core has. */
+static int store_add_key(struct look *look, struct spill_keys **keys, const char *path)
+{
+	char message[256];
+	int r;
+
+	if (sodium_init() < 0 || (!*keys && !(*keys = sodium_malloc(sizeof(**keys))))) {
+		complain("store: out of memory for a key");
+		return KVCTL_FAILED;
+	}
+	if (!look->keys)
+		(*keys)->n = 0;
+	look->keys = *keys;
+	r = spill_keys_add(*keys, path, (uid_t)-1, message);
+	if (r < 0)
+		complain("store: %s", message);
+	return r < 0 ? KVCTL_FAILED : 0;
+}
+
 static int store_run(struct look *look, const char *what, const struct store_ask *ask)
 {
 	int r;
@@ -525,10 +559,12 @@ int store_command(int argc, char **argv)
 {
 	static const struct option longs[] = {OPTION_POOL, OPTION_JSON, {"ns", required_argument, NULL, 'N'},
 		{"rate", required_argument, NULL, 'r'}, {"yes", no_argument, NULL, 'y'},
-		{"deadline", required_argument, NULL, 'd'}, {"admin", required_argument, NULL, 'a'}, OPTION_LAST};
+		{"deadline", required_argument, NULL, 'd'}, {"admin", required_argument, NULL, 'a'},
+		{"key-file", required_argument, NULL, 'k'}, OPTION_LAST};
 	struct options options = {
 		.command = "store", .longs = longs, .argc = argc, .argv = argv, .max_rest = 1 + STORES_MAX};
 	struct store_ask ask = {.limit_ns = 30 * SECOND_NS};
+	struct spill_keys *keys = NULL;
 	static struct look look;
 	int c, r;
 
@@ -538,7 +574,9 @@ int store_command(int argc, char **argv)
 			ask.yes = true;
 		else if (c == 'N')
 			ask.ns = optarg;
-		else if (quantity_parse_bytes(optarg, &ask.rate) < 0 || !ask.rate)
+		else if (c == 'k' && (r = store_add_key(&look, &keys, optarg)))
+			return r;
+		else if (c == 'r' && (quantity_parse_bytes(optarg, &ask.rate) < 0 || !ask.rate))
 			return option_exit(option_wrong(&options, "--rate", optarg, "a size"));
 	}
 	if (c != OPTION_END)

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <linux/fs.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -111,7 +112,35 @@ static int open_what(struct store_file *store, const char *path, bool write)
 	return store->fd < 0 ? -errno : 0;
 }
 
-int store_file_open(struct store_file *store, const char *path, bool write)
+/* All keys it needs, or none: half of a store would be shown as all of it. */
+static int store_take_keys(struct store_file *store, const struct spill_keys *keys)
+{
+	for (uint32_t i = 0; i < store->super.n_keys; i++) {
+		if (!keys)
+			return 0;
+		if (!spill_key_find(keys, store->super.key_ids[i])) {
+			complain("store: %s needs key %016" PRIx64
+				 " too, which is in no --key-file given: name its file",
+				store->path, store->super.key_ids[i]);
+			return KVCTL_FAILED;
+		}
+	}
+	if (!store->super.n_keys)
+		return 0;
+	if (spill_cipher_init(&store->own_cipher, keys) < 0) {
+		complain("store: libcrypto has no AES-256-GCM here");
+		return KVCTL_FAILED;
+	}
+	store->cipher = &store->own_cipher;
+	return 0;
+}
+
+bool store_file_is_closed(const struct store_file *store)
+{
+	return store->super.n_keys && !store->cipher;
+}
+
+int store_file_open(struct store_file *store, const char *path, const struct spill_keys *keys, bool write)
 {
 	int r;
 
@@ -138,6 +167,10 @@ int store_file_open(struct store_file *store, const char *path, bool write)
 		store_file_close(store);
 		return KVCTL_FAILED;
 	}
+	if (store_take_keys(store, keys)) {
+		store_file_close(store);
+		return KVCTL_FAILED;
+	}
 	store->holds = store_holds(store);
 	if (store->bytes > SPILL_SUPER_AREA)
 		store->n_segments = (uint32_t)((store->bytes - SPILL_SUPER_AREA) / store->super.segment_bytes);
@@ -152,6 +185,8 @@ void store_file_close(struct store_file *store)
 	free(store->bytes_read);
 	store->bytes_read = NULL;
 	store->room = 0;
+	spill_cipher_deinit(&store->own_cipher);
+	store->cipher = NULL;
 	ZSTD_freeDCtx(store->zstd);
 	free(store->unpacked);
 	store->zstd = NULL;
@@ -182,7 +217,7 @@ static struct spill_spot walk_spot(const struct walk *walk, uint64_t at)
 }
 
 /* @bytes of the segment from @at on, in the buffer. Return: where; NULL: the device would not. */
-static const uint8_t *walk_read(struct walk *walk, uint64_t at, uint64_t bytes)
+static uint8_t *walk_read(struct walk *walk, uint64_t at, uint64_t bytes)
 {
 	struct store_file *store = walk->store;
 	uint64_t n = store->super.segment_bytes - at;
@@ -219,6 +254,15 @@ static void walk_count(struct walk *walk, const struct spill_record *record, boo
 		walk->seen(walk->owner, record, damaged);
 }
 
+/* As much of a header as can be known: without the keys no more than its lengths and checksums. */
+static int walk_decode(struct walk *walk, const void *page, const struct spill_spot *spot, struct spill_record *record,
+	struct spill_hash *hash)
+{
+	if (!store_file_is_closed(walk->store))
+		return spill_record_open(walk->store->cipher, page, spot, record, hash);
+	return spill_page_encrypted(page) ? spill_record_decode(page, spot, record, hash) : -EBADMSG;
+}
+
 /* Does packed @data unpack to what it says it was? */
 static bool pack_is_right(struct store_file *store, const struct spill_record *record, const void *data)
 {
@@ -233,11 +277,12 @@ static bool pack_is_right(struct store_file *store, const struct spill_record *r
 	       spill_unpack(store->zstd, data, record->stored, store->unpacked, record->bytes) == 0;
 }
 
-/* Header and data of the record at @at, which is to be @wanted (NULL: whatever its header says). Return: is it all right? */
+/* Header and data of the record at @at, which is to be @wanted (NULL: whatever its header says). Return: is it all right?  What is
+   encrypted is decrypted in the buffer: nobody looks at it twice. */
 static bool record_is_right(struct walk *walk, uint64_t at, const struct spill_record *wanted)
 {
 	struct spill_spot spot = walk_spot(walk, at);
-	const uint8_t *bytes = walk_read(walk, at, spill_span(spill_data_bytes(wanted)));
+	uint8_t *bytes = walk_read(walk, at, spill_span(spill_data_bytes(wanted)));
 	struct spill_record found;
 	struct spill_hash hash;
 
@@ -245,11 +290,13 @@ static bool record_is_right(struct walk *walk, uint64_t at, const struct spill_r
 		walk->segment->n_unread++;
 		return false;
 	}
-	return spill_record_decode(bytes, &spot, &found, &hash) == 0 && found.ns_id == wanted->ns_id &&
+	return walk_decode(walk, bytes, &spot, &found, &hash) == 0 && found.ns_id == wanted->ns_id &&
 	       !memcmp(&found.key, &wanted->key, sizeof(found.key)) && found.bytes == wanted->bytes &&
 	       found.codec == wanted->codec && found.stored == wanted->stored &&
 	       spill_hash_equal(hash, spill_hash_data(bytes + SPILL_PAGE, spill_data_bytes(&found))) &&
-	       (found.codec == SPILL_PLAIN || pack_is_right(walk->store, &found, bytes + SPILL_PAGE));
+	       (!walk->store->cipher || spill_data_decrypt(walk->store->cipher, bytes, bytes + SPILL_PAGE) == 0) &&
+	       (found.codec == SPILL_PLAIN || store_file_is_closed(walk->store) ||
+		       pack_is_right(walk->store, &found, bytes + SPILL_PAGE));
 }
 
 /* Which use of the segment is it? By its header, else by its first record. */
@@ -270,7 +317,7 @@ static uint64_t walk_sequence(struct walk *walk)
 	spot = walk_spot(walk, SPILL_PAGE);
 	spot.sequence = spill_page_sequence(page);
 	walk->segment->n_gaps++;
-	return spot.sequence && spot.sequence >= torn && spill_record_decode(page, &spot, &record, &hash) == 0
+	return spot.sequence && spot.sequence >= torn && walk_decode(walk, page, &spot, &record, &hash) == 0
 		       ? spot.sequence
 		       : 0;
 }
@@ -299,19 +346,25 @@ static struct spill_disk_entry *walk_index(struct walk *walk, struct spill_seal 
 	uint64_t segment_bytes = walk->store->super.segment_bytes, n;
 	struct spill_spot spot = walk_spot(walk, segment_bytes - SPILL_PAGE);
 	const uint8_t *page = walk_read(walk, segment_bytes - SPILL_PAGE, SPILL_PAGE);
+	uint8_t own[SPILL_PAGE];
 	struct spill_disk_entry *index;
 
 	seal->n = 0;
-	if (!page || spill_seal_decode(page, &spot, segment_bytes, seal) < 0)
+	if (!page || spill_seal_decode(page, &spot, segment_bytes, seal) < 0 || store_file_is_closed(walk->store))
 		return NULL;
+	memcpy(own, page, sizeof(own));
 	n = spill_index_bytes(seal->n);
 	page = walk_read(walk, segment_bytes - SPILL_PAGE - n, n);
 	if (!page || !spill_hash_equal(seal->index_hash, spill_hash_data(page, n)))
 		return NULL;
 	index = malloc(n);
-	if (index)
-		memcpy(index, page, n);
-	return index;
+	if (!index)
+		return NULL;
+	memcpy(index, page, n);
+	if (spill_seal_decrypt(walk->store->cipher, own, index, n) == 0)
+		return index;
+	free(index);
+	return NULL;
 }
 
 static void walk_sealed(struct walk *walk, const struct spill_disk_entry *index, const struct spill_seal *seal)
@@ -344,7 +397,7 @@ static void walk_log(struct walk *walk)
 		struct spill_record record;
 		struct spill_hash hash;
 
-		if (!page || spill_record_decode(page, &spot, &record, &hash) < 0) {
+		if (!page || walk_decode(walk, page, &spot, &record, &hash) < 0) {
 			walk->segment->n_unread += !page;
 			if (!walk->gap_at)
 				walk->gap_at = at;
@@ -402,6 +455,8 @@ int store_file_drop(struct store_file *store, uint64_t ns_id)
 	r = spill_super_drop(&super, ns_id, super.start << 32);
 	if (r < 0)
 		return r;
+	if (!ns_id && !store->device)
+		super.n_keys = 0; /* nothing is left that needs them, nor keeps a start without from it */
 	spill_super_encode(store->bytes_read, &super);
 	if (pwrite(store->fd, store->bytes_read, SPILL_PAGE, (off_t)(super.start % 2 * SPILL_PAGE)) !=
 		(ssize_t)SPILL_PAGE)

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "kvpool_cipher.h"
 #include "kvpool_unpack.h"
 
 #define STORE_PATH_MAX 512
@@ -25,13 +26,19 @@ struct store_file {
 	uint8_t *bytes_read; /* a chunk, or a record */
 	uint64_t room;
 	uint64_t holds; /* bytes it can be, as its file system has room; at most its capacity */
+	struct spill_cipher *
+		cipher; /* that of the caller's keys, all that the store needs; NULL: it has none, or they are not there */
+	struct spill_cipher own_cipher;
 	ZSTD_DCtx *zstd; /* once a packed record was checked */
 	uint8_t *unpacked;
 	uint64_t unpacked_room;
 };
 
-/** store_file_open() - @path: directory, file or block device. Return: 0; KVCTL_FAILED (said). */
-int store_file_open(struct store_file *store, const char *path, bool write);
+/** store_file_open() - @path: directory, file or block device. @keys: of those that are encrypted, or NULL: of their records then
+ *  only length and checksum are known, no namespace and no key.  Return: 0; KVCTL_FAILED (said). */
+int store_file_open(struct store_file *store, const char *path, const struct spill_keys *keys, bool write);
+/** store_file_is_closed() - encrypted, and not with these keys */
+bool store_file_is_closed(const struct store_file *store);
 void store_file_close(struct store_file *store);
 
 /* What one segment holds. */

@@ -1,5 +1,5 @@
 /*
- * fuzz_spill_record.c - pages of a spill store as foreign bytes: superblock, segment header, record header
+ * fuzz_spill_record.c - pages of a spill store as foreign bytes: superblock, segment header, record header, encrypted or not
  *
  * Input: a byte of choices, then the page, zeros after its end.  The checksum would keep a fuzzer out for ever, so a
  * choice puts it right, another takes over the store, use and place that the page names.
@@ -10,12 +10,14 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "kvpool_cipher.h"
 #include "kvpool_spill.h"
 
 #define CHOICE_KIND 3 /* 0 superblock, 1 segment, 2 record, 3 record, seal and entries */
 #define CHOICE_CHECKSUM 4
 #define CHOICE_OURS 8
 #define CHOICE_TIGHT 16 /* little room is left in the segment */
+#define CHOICE_ENCRYPT 32 /* what was decoded is encrypted and read back */
 
 static void must(int condition)
 {
@@ -51,6 +53,8 @@ static void try_super(const void *page)
 	must(super.segment_bytes % SPILL_PAGE == 0 && super.start < SPILL_START_MAX);
 	spill_super_encode(encoded, &super);
 	must(spill_super_decode(encoded, &again) == 0);
+	must(super.n_keys <= SPILL_KEYS_MAX && again.n_keys == super.n_keys &&
+		!memcmp(super.key_ids, again.key_ids, sizeof(super.key_ids)));
 	must(memcmp(super.uuid, again.uuid, sizeof(super.uuid)) == 0 && super.start == again.start &&
 		super.segment_bytes == again.segment_bytes && super.capacity == again.capacity &&
 		super.pid == again.pid);
@@ -71,7 +75,40 @@ static void try_segment(const void *page, struct spill_spot *spot)
 	must(spill_segment_decode(encoded, spot) < 0);
 }
 
-static void try_record(const void *page, struct spill_spot *spot)
+/* A header that says it is encrypted, and never was by us: lengths that are within bounds, and no record. */
+static void try_encrypted(struct spill_cipher *cipher, const void *page, const struct spill_spot *spot)
+{
+	const struct spill_disk_record *disk = page;
+	struct spill_record record;
+	struct spill_hash hash;
+
+	must(spill_record_open(cipher, page, spot, &record, &hash) < 0);
+	must(spill_record_open(NULL, page, spot, &record, &hash) < 0);
+	must(le32toh(disk->n_layers) > 0 && le32toh(disk->n_layers) <= SPILL_LAYERS_MAX);
+	must(le64toh(disk->layer_hash[le32toh(disk->n_layers) - 1]) < spot->room);
+}
+
+/* What may be in a header is what comes back, and a change of any byte is noticed. */
+static void try_to_encrypt(
+	struct spill_cipher *cipher, const struct spill_spot *spot, const struct spill_record *record)
+{
+	static _Alignas(8) uint8_t page[SPILL_PAGE], data[2 * SPILL_PAGE];
+	struct spill_record again;
+	struct spill_hash hash;
+
+	if (spill_span(spill_data_bytes(record)) > sizeof(data))
+		return;
+	must(spill_record_encrypt(cipher, page, spot, record, NULL, data, data) == 0);
+	must(spill_record_open(cipher, page, spot, &again, &hash) == 0 && again.ns_id == record->ns_id &&
+		!memcmp(&again.key, &record->key, sizeof(again.key)) && again.used_tokens == record->used_tokens &&
+		again.bytes == record->bytes && again.stored == record->stored && again.flags == record->flags);
+	must(spill_record_open(NULL, page, spot, &again, &hash) < 0);
+	page[record->key.w[0] % (SPILL_PAGE - 8)] ^= 1;
+	spill_page_end(page);
+	must(spill_record_open(cipher, page, spot, &again, &hash) < 0);
+}
+
+static void try_record(struct spill_cipher *cipher, const void *page, struct spill_spot *spot, bool encrypt)
 {
 	_Alignas(8) uint8_t encoded[SPILL_PAGE];
 	struct spill_record record, again;
@@ -79,6 +116,14 @@ static void try_record(const void *page, struct spill_spot *spot)
 
 	if (spill_record_decode(page, spot, &record, &hash) < 0)
 		return;
+	must(spill_record_open(encrypt ? cipher : NULL, page, spot, &again, &hash_again) ==
+		(!encrypt && !spill_page_encrypted(page) ? 0 : -EBADMSG));
+	if (encrypt)
+		try_to_encrypt(cipher, spot, &record);
+	if (spill_page_encrypted(page)) {
+		try_encrypted(cipher, page, spot);
+		return;
+	}
 	must(spill_data_bytes(&record) > 0 && spill_data_bytes(&record) < spot->room);
 	must(spill_span(spill_data_bytes(&record)) <= spot->room);
 	must(record.codec == SPILL_PLAIN || spill_data_bytes(&record) < record.bytes);
@@ -95,6 +140,19 @@ static void try_record(const void *page, struct spill_spot *spot)
 	spot->sequence--;
 	encoded[record.bytes % SPILL_PAGE] ^= 1;
 	must(spill_record_decode(encoded, spot, &again, &hash) < 0);
+}
+
+static struct spill_cipher *our_cipher(void)
+{
+	static struct spill_keys keys = {.n = 1};
+	static struct spill_cipher cipher;
+
+	if (!cipher.keys) {
+		must(sodium_init() >= 0);
+		spill_key_set_id(&keys.keys[0]);
+		must(spill_cipher_init(&cipher, &keys) == 0);
+	}
+	return &cipher;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -125,7 +183,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	else if ((choice & CHOICE_KIND) == 1)
 		try_segment(page, &spot);
 	else
-		try_record(page, &spot);
+		try_record(our_cipher(), page, &spot, choice & CHOICE_ENCRYPT);
 	if ((choice & CHOICE_KIND) == 3)
 		try_seal(page, &spot);
 	return 0;

@@ -225,6 +225,35 @@ static void spill_stores_are_a_list_and_flags_begin_it_anew(void **state)
 	assert_int_equal(parse(&config, message, flags), 0);
 }
 
+static void several_key_files_are_kept_in_order_and_flags_replace_the_files(void **state)
+{
+	struct config config;
+	char path[] = "/tmp/kvpool-test-config-XXXXXX", message[256];
+	const char *text = "spill-key-file = /new\nspill-key-file = /old\n", *flags[12] = {"--pool=1G"};
+	int fd = mkstemp(path);
+
+	(void)state;
+	assert_true(fd >= 0);
+	assert_true(write(fd, text, strlen(text)) > 0);
+	close(fd);
+	assert_int_equal(PARSE(&config, message, "--config", path), 0);
+	assert_int_equal(config.n_key_files, 2);
+	assert_string_equal(config.key_files[0], "/new");
+	assert_string_equal(config.key_files[1], "/old");
+	assert_int_equal(PARSE(&config, message, "--config", path, "--spill-key-file", "/a"), 0);
+	assert_int_equal(config.n_key_files, 1);
+	assert_string_equal(config.key_files[0], "/a");
+	unlink(path);
+	assert_int_equal(PARSE(&config, message, "--spill-key-file", "key"), -EINVAL);
+	assert_non_null(strstr(message, "is not an absolute path"));
+	for (unsigned i = 1; i < 10; i++)
+		flags[i] = "--spill-key-file=/k";
+	assert_int_equal(parse(&config, message, flags), -EINVAL);
+	assert_non_null(strstr(message, "at most 8 of them"));
+	flags[9] = NULL;
+	assert_int_equal(parse(&config, message, flags), 0);
+}
+
 static void a_name_in_dev_is_a_device_its_size_may_be_left_out_and_namespaces_need_a_directory(void **state)
 {
 	struct config config;
@@ -597,6 +626,7 @@ int main(void)
 		cmocka_unit_test(flags_win_over_the_file_wherever_they_stand),
 		cmocka_unit_test(what_is_found_wrong_after_all_is_read_names_its_line_too),
 		cmocka_unit_test(spill_stores_are_a_list_and_flags_begin_it_anew),
+		cmocka_unit_test(several_key_files_are_kept_in_order_and_flags_replace_the_files),
 		cmocka_unit_test(a_name_in_dev_is_a_device_its_size_may_be_left_out_and_namespaces_need_a_directory),
 		cmocka_unit_test(values_that_make_no_sense_are_refused_with_what_would),
 		cmocka_unit_test(pages_larger_than_the_pool_are_refused_by_the_names_that_were_given),
