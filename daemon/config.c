@@ -101,6 +101,10 @@ static const struct option_row options[] = {
 		"memory one namespace may have, in whole slabs: beyond it its own blocks make room; 0: no limit"},
 	{"uid-max-memory", OPTION_SIZE, AT(uid_max_memory), 0, 1ull << 46, "SIZE",
 		"memory all namespaces of one uid may have together, likewise; 0: no limit"},
+	{"namespace-max-spill", OPTION_SIZE, AT(namespace_max_spill), 0, 1ull << 50, "SIZE",
+		"bytes of the spill stores one namespace may have: beyond it its own oldest make room, or nothing is written; 0: no limit"},
+	{"uid-max-spill", OPTION_SIZE, AT(uid_max_spill), 0, 1ull << 50, "SIZE",
+		"bytes of the spill stores all namespaces of one uid may have together, likewise; 0: no limit"},
 	{"uid-max-requests", OPTION_NUMBER, AT(uid_max_requests), 0, UINT32_MAX, "N",
 		"requests of one uid that may wait at once for room, a disk or a copy; 0: no limit"},
 	{"pin-limit", OPTION_NUMBER, AT(pin_limit_ms), 0, 86400000, "MS",
@@ -1008,7 +1012,8 @@ int config_check(struct config *config, char message[256])
 static bool option_is_live(const struct option_row *row)
 {
 	return (row->kind == OPTION_NUMBER && strcmp(row->name, "spill-depth")) ||
-	       !strcmp(row->name, "uid-max-transit") || !strcmp(row->name, "uid-max-memory") ||
+	       !strcmp(row->name, "uid-max-transit") || !strcmp(row->name, "uid-max-spill") ||
+	       !strcmp(row->name, "namespace-max-spill") || !strcmp(row->name, "uid-max-memory") ||
 	       !strcmp(row->name, "namespace-min") || !strcmp(row->name, "namespace-max") ||
 	       !strcmp(row->name, "spill-write-budget") || !strcmp(row->name, "spill-compress") ||
 	       !strcmp(row->name, "policy") || !strcmp(row->name, "spill-admit") || !strcmp(row->name, "spill-scrub") ||

@@ -90,6 +90,8 @@ struct config {
 	uint32_t uid_max_requests; /* that wait for something; 0: no limit */
 	uint64_t uid_max_memory; /* bytes of memory its namespaces may have; 0: no limit */
 	uint64_t namespace_max; /* likewise a single one */
+	uint64_t uid_max_spill; /* bytes of the spill stores its namespaces may have; 0: no limit */
+	uint64_t namespace_max_spill; /* likewise a single one */
 	uint32_t pin_limit_ms; /* a session that holds a block unused for longer is put out; 0: never */
 	uint32_t heartbeat_ms;
 	uint32_t hold_limit_ms; /* a stopped client's holds may be revoked after so long; 0: never */

@@ -742,6 +742,7 @@ void ns_adopt_blocks(struct daemon *d)
 		gauge_set(&c->recompute_us, 0);
 		gauge_set(&c->pack_state, 0);
 		gauge_set(&c->pack_percent, 0);
+		gauge_set(&c->spill_log_bytes, 0);
 		for (uint32_t place = 0; place < d->pool.header->max_places; place++) {
 			struct slab *slab = d->slabs[place];
 			bool listed = atomic_load(&ns->slab_table[place].number) != 0;

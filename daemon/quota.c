@@ -94,4 +94,6 @@ void quota_stats(struct daemon *d)
 {
 	gauge_set(&d->pool.stats->counters.namespace_max_bytes, d->config.namespace_max);
 	gauge_set(&d->pool.stats->counters.uid_max_bytes, d->config.uid_max_memory);
+	gauge_set(&d->pool.stats->counters.namespace_max_spill_bytes, d->config.namespace_max_spill);
+	gauge_set(&d->pool.stats->counters.uid_max_spill_bytes, d->config.uid_max_spill);
 }

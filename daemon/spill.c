@@ -271,6 +271,7 @@ static int write_place(struct transfer *t)
 	index = segment_add(segment, segment->used, &t->record, RECORD_WRITING);
 	if (index < 0)
 		return -EAGAIN;
+	share_add(spill, (uint32_t)i, &t->record);
 	t->segment = (uint32_t)i;
 	t->index = (uint32_t)index;
 	t->place = segment_place(spill, t->segment, t->index);
@@ -757,8 +758,10 @@ static void spill_free(struct spill *spill)
 {
 	io_close(spill->io);
 	spill_file_close(&spill->file);
-	for (uint32_t i = 0; spill->segments && i < spill->n_segments; i++)
+	for (uint32_t i = 0; spill->segments && i < spill->n_segments; i++) {
+		share_release(spill, i);
 		segment_release(&spill->segments[i]);
+	}
 	free(spill->segments);
 	for (unsigned i = 0; spill->transfers && i < spill->n_transfers; i++)
 		spill_memory_give(spill, spill->transfers[i].memory);

@@ -63,6 +63,8 @@ struct spill_opts {
 	/* The store lets this record go: its segment is reclaimed, its flush failed, or it was found damaged.  May call
 	   spill_forget(), nothing else here. */
 	void (*gone)(void *owner, void *cookie);
+	/* So many bytes of the log more, or less, are records of this namespace, whether they still count or not; or NULL. */
+	void (*charged)(void *owner, uint64_t ns_id, int64_t bytes);
 	/* Where the layers of this namespace's blocks end, whose records are then to have a checksum of each, and be told of while
 	   they come; NULL: it has none.  Valid as long as a transfer of such a block is under way.  Or NULL. */
 	const struct spill_layers *(*layers)(void *owner, uint64_t ns_id);
@@ -153,6 +155,9 @@ int spill_read(struct spill *spill, spill_place place, const struct spill_record
 
 /** spill_forget() - the caller no longer knows this record (gone() is not called) */
 void spill_forget(struct spill *spill, spill_place place);
+
+/** spill_give_up() - let the oldest full segment go in which all that was written is of namespaces that agree. Return: there was one. */
+bool spill_give_up(struct spill *spill, bool (*agrees)(void *owner, uint64_t ns_id), void *owner);
 
 /** spill_flush() - all writes done so far become durable. done(owner, res, 0). Return: 0; -EAGAIN. */
 int spill_flush(struct spill *spill, spill_done_fn done, void *owner);

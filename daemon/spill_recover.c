@@ -384,6 +384,7 @@ static void tell_segment(struct spill *spill, uint32_t i)
 	for (uint32_t k = 0; k < segment->n_records; k++) {
 		void *cookie;
 
+		share_add(spill, i, &segment->index[k]);
 		if (spill_super_dropped(&spill->file.super, segment->index[k].ns_id, segment->sequence) ||
 			kill_hits(spill->kills, &segment->index[k], segment->sequence, segment->records[k].page))
 			continue;
@@ -393,6 +394,8 @@ static void tell_segment(struct spill *spill, uint32_t i)
 		if (cookie)
 			segment_let_live(spill, i, k, cookie);
 	}
+	if (!segment->n_live && segment->state != SEGMENT_OPEN)
+		share_release(spill, i);
 	if (segment->sealed && segment->state == SEGMENT_FULL)
 		segment_forget_index(segment);
 }

@@ -94,6 +94,15 @@ void segment_let_live(struct spill *spill, uint32_t i, uint32_t index, void *coo
 	spill->stats.live_bytes += (uint64_t)record->pages * SPILL_PAGE;
 }
 
+/* Nothing lives in it: whoever needs room has it, and it is no owner's any more. */
+static void segment_settle_shares(struct spill *spill, uint32_t i)
+{
+	const struct segment *segment = &spill->segments[i];
+
+	if (!segment->n_live && !segment->n_writers && segment->state != SEGMENT_OPEN)
+		share_release(spill, i);
+}
+
 void segment_drop(struct spill *spill, uint32_t i, uint32_t index, bool tell)
 {
 	struct segment *segment = &spill->segments[i];
@@ -103,6 +112,7 @@ void segment_drop(struct spill *spill, uint32_t i, uint32_t index, bool tell)
 		return;
 	record->state = RECORD_DEAD;
 	segment->n_live--;
+	segment_settle_shares(spill, i);
 	if (record->cookie == &kill_cookie) {
 		segment->n_kills--;
 		return;
@@ -137,6 +147,7 @@ static void segment_open(struct spill *spill, uint32_t i)
 	assert(segment->state == SEGMENT_EMPTY && !segment->n_live && !segment_is_busy(segment));
 	assert(spill->open == SPILL_NO_SEGMENT);
 	segment->state = SEGMENT_OPEN;
+	share_release(spill, i);
 	segment_forget_index(segment);
 	segment->n_records = segment->n_kills = 0;
 	segment->used = SPILL_PAGE;
@@ -169,6 +180,7 @@ void segment_close(struct spill *spill)
 	if (spill->open == SPILL_NO_SEGMENT)
 		return;
 	spill->segments[spill->open].state = SEGMENT_FULL;
+	segment_settle_shares(spill, spill->open);
 	spill->open = SPILL_NO_SEGMENT;
 	/* a flush for each segment: bounds what a power cut or a failed flush takes, and what the page cache holds back */
 	spill_flush_own(spill);

@@ -520,6 +520,15 @@ void spill_set_forget(struct spill_set *set, spill_place place)
 		spill_forget(spill, place);
 }
 
+bool spill_set_give_up(struct spill_set *set, bool (*agrees)(void *owner, uint64_t ns_id), void *owner)
+{
+	for (unsigned i = 0; i < set->n; i++)
+		if (set->members[i].spill && !set->members[i].telling &&
+			spill_give_up(set->members[i].spill, agrees, owner))
+			return true;
+	return false;
+}
+
 static void all_done(void *owner, int res, spill_place place)
 {
 	struct all *all = owner;

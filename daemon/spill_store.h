@@ -5,7 +5,7 @@
  * it is a block device,
  * spill_segment.c segments and their records, spill_seal.c what makes a start short, spill_health.c errors, quarantine and probes,
  * spill_memory.c memory for packed bytes, spill_recover.c the start, spill_kill.c deleted keys, spill_scrub.c and spill_drop.c
- * what their names say.
+ * what their names say, spill_share.c whose the log is.
  */
 #ifndef KVPOOL_SPILL_STORE_H
 #define KVPOOL_SPILL_STORE_H
@@ -114,6 +114,7 @@ struct segment {
 	uint64_t probe_at_ns,
 		backoff_ns; /* BAD; FULL and nothing lives in it: the file system had no room for it, wait */
 	struct record *records; /* in the order of the log */
+	struct shares *shares; /* spill_share.c's: whose they are, while something lives in it; or NULL */
 	struct spill_record *index; /* what they are, likewise; NULL: sealed, or nothing to seal */
 };
 
@@ -140,6 +141,13 @@ void segment_continue(struct spill *spill, uint32_t i);
 void segment_no_space(struct spill *spill, uint32_t i, int err);
 /** segment_allocate() - make the file one segment longer, in the background */
 void segment_allocate(struct spill *spill);
+
+/* ---- spill_share.c ---- */
+
+/** share_add() - @record has a place in segment @i */
+void share_add(struct spill *spill, uint32_t i, const struct spill_record *record);
+/** share_release() - nothing in it takes room any more */
+void share_release(struct spill *spill, uint32_t i);
 
 /* ---- spill_seal.c ---- */
 

@@ -21,6 +21,7 @@
 #include "io_memory.h"
 #include "log.h"
 #include "policy.h"
+#include "quota_spill.h"
 #include "slab.h"
 #include "spill_set.h"
 #include "tier_parts.h"
@@ -172,6 +173,8 @@ int tier_write(struct entry *e)
 	struct spill_record record = entry_record(e);
 	int r;
 
+	if (!quota_spill_allows(e->ns, e->bytes))
+		return -EDQUOT;
 	record.codec = tier_codec(e->ns);
 	r = spill_set_write(e->ns->d->tier->spill, &record, ns_slot_data(e->ns, e->slot), e, tier_written, e);
 
@@ -433,6 +436,7 @@ static int tier_open_spill(struct daemon *d, char message[256])
 			.layers = tier_layers,
 			.layers_came = tier_layers_came,
 			.found = tier_found,
+			.charged = quota_spill_charged,
 			.arrived = tier_store_arrived,
 			.joined = tier_store_joined,
 			.progress = tier_progress};
@@ -534,6 +538,9 @@ void tier_stop(struct daemon *d)
 	if (tier->spill)
 		spill_set_close(tier->spill);
 	tier->spill = NULL;
+	free(tier->shares);
+	tier->shares = NULL;
+	tier->n_shares = 0;
 	while (tier->jobs.all_next && tier->jobs.all_next != &tier->jobs) {
 		tier->jobs.all_next->peer = NULL;
 		job_free(tier->jobs.all_next);
@@ -584,6 +591,7 @@ void tier_tick(struct daemon *d)
 	if (d->tier->spill) {
 		spill_set_scrub_rate(d->tier->spill, d->config.spill_scrub);
 		spill_set_tick(d->tier->spill);
+		quota_spill_tick(d);
 		tier_link_step(d->tier);
 		tier_spread_step(d->tier);
 	}

@@ -2,7 +2,7 @@
  * tier_parts.h - inside of tier.h: what its files share
  *
  * tier.c the store and its writes, tier_pack.c which of them are packed, tier_room.c room, tier_restore.c blocks that come back, tier_jobs.c who waits,
- * tier_admin.c drain, evict, drop and scrub, tier_delete.c deleted keys.
+ * tier_admin.c drain, evict, drop and scrub, tier_delete.c deleted keys; quota_spill.c whose the stores are.
  */
 #ifndef KVPOOL_TIER_PARTS_H
 #define KVPOOL_TIER_PARTS_H
@@ -96,6 +96,9 @@ struct tier {
 	struct loop_timer evict_timer, drop_timer; /* the next piece */
 	uint64_t n_nobodys; /* records found of no namespace there is */
 	uint64_t too_long; /* longest block the store could not take, as far as was said */
+	struct quota_share *shares; /* quota_spill.c's: of the stores' logs */
+	uint32_t n_shares;
+	bool share_refused; /* somebody was at a quota since the last tick */
 	struct admission admission; /* of learned namespaces, as spill-admit says */
 	struct spill_stats told; /* what of the store's numbers is in the counters already */
 	uint64_t reading_bytes; /* being read, or queued for it */
@@ -108,7 +111,8 @@ struct tier {
 struct spill_record entry_record(const struct entry *e);
 /** tier_may_write() - may this victim be written, by spill-admit and as far as the day's budget goes? */
 bool tier_may_write(const struct entry *e);
-/** tier_write() - start writing a victim's cold copy. Return: 0; -EAGAIN: later; other -errno: it cannot be written. */
+/** tier_write() - start writing a victim's cold copy. Return: 0; -EAGAIN: later; -EDQUOT: its namespace or uid has all it may; other
+ *  -errno: it cannot be written. */
 int tier_write(struct entry *e);
 /** tier_gone() - the store lost the record of entry @cookie */
 void tier_gone(void *owner, void *cookie);

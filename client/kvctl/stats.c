@@ -267,6 +267,7 @@ static void print_dropped(const struct kvp_counters *c)
 		uint64_t n;
 		const char *why;
 	} parts[] = {{C(c->spill_too_slow), "the store was too slow"}, {C(c->spill_too_long), "longer than a segment"},
+		{C(c->spill_over_quota), "over a quota of the store"},
 		{C(c->spill_skipped), "places unreadable at starts"},
 		{C(c->spill_scrub_damaged), "found damaged by the scrub"}};
 	const char *between = "       ";
@@ -407,19 +408,30 @@ static void print_quotas(const struct snapshot *snapshot)
 		printf("%-6s a namespace may have %s\n", head, quantity_bytes(a, C(c->namespace_max_bytes)));
 		head = "";
 	}
-	for (unsigned i = 0; C(c->uid_max_bytes) && i < snapshot->n_ns; i++) {
+	if (C(c->namespace_max_spill_bytes)) {
+		printf("%-6s a namespace may have %s of the spill store\n", head,
+			quantity_bytes(a, C(c->namespace_max_spill_bytes)));
+		head = "";
+	}
+	for (unsigned i = 0; (C(c->uid_max_bytes) || C(c->uid_max_spill_bytes)) && i < snapshot->n_ns; i++) {
 		uint32_t uid = snapshot->ns[i].owner_uid;
-		uint64_t bytes = 0;
+		uint64_t bytes = 0, spilled = 0;
 		bool said = false;
 
 		for (unsigned j = 0; j < snapshot->n_ns; j++) {
 			said = said || (j < i && snapshot->ns[j].owner_uid == uid);
 			bytes += snapshot->ns[j].owner_uid == uid ? ns_memory(&snapshot->ns[j]) : 0;
+			spilled += snapshot->ns[j].owner_uid == uid ? C(snapshot->ns[j].counters.spill_log_bytes) : 0;
 		}
 		if (said)
 			continue;
-		printf("%-6s %s has %s of %s\n", head, report_user(uid, user), quantity_bytes(a, bytes),
-			quantity_bytes(b, C(c->uid_max_bytes)));
+		printf("%-6s %s has", head, report_user(uid, user));
+		if (C(c->uid_max_bytes))
+			printf(" %s of %s", quantity_bytes(a, bytes), quantity_bytes(b, C(c->uid_max_bytes)));
+		if (C(c->uid_max_spill_bytes))
+			printf("%s %s of %s of the spill store", C(c->uid_max_bytes) ? "," : "",
+				quantity_bytes(a, spilled), quantity_bytes(b, C(c->uid_max_spill_bytes)));
+		printf("\n");
 		head = "";
 	}
 }
