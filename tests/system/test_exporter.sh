@@ -11,7 +11,12 @@ pool_start --pool 16M --spill "$dir/spill:64M"
 # an engine was here
 cc -I"$top/include" "$top/tests/data/first.c" -L"$build" -lkvpool -Wl,-rpath,"$build" -o "$dir/first"
 "$dir/first" >/dev/null && "$dir/first" >/dev/null
-for wrong in nonsense :1 127.0.0.1: 127.0.0.1:99999 localhost:80; do
+"$build/kvpool-exporter" --help | grep -q -- '--listen ADDRESS:PORT'
+status=0; "$build/kvpool-exporter" metrics 2>"$dir/said" || status=$?
+[ "$status" = 2 ] && grep -q 'unexpected argument metrics' "$dir/said"
+status=0; "$build/kvpool-exporter" --lisen 127.0.0.1:0 2>/dev/null || status=$?
+[ "$status" = 2 ]
+for wrong in nonsense :1 127.0.0.1: 127.0.0.1:99999 localhost:80 '[::1:80' '[nonsense]:80'; do
 	"$build/kvpool-exporter" --listen "$wrong" 2>"$dir/said" && { echo "--listen $wrong was taken"; exit 1; }
 	grep -q -- --listen "$dir/said"
 done
