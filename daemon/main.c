@@ -20,6 +20,7 @@
 #include "crash.h"
 #include "daemon.h"
 #include "guard.h"
+#include "kvpool_stdio.h"
 #include "log.h"
 #include "namespace.h"
 #include "orphan.h"
@@ -317,6 +318,8 @@ int main(int argc, char **argv)
 	gid_t gid;
 	int r;
 
+	if (kvp_stdio_hold() < 0)
+		return EXIT_FAILURE; /* nothing to say it on */
 	log_open();
 	config_defaults(&d.config);
 	r = config_parse_args(&d.config, argc, argv, message);

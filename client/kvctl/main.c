@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "kvpool.h"
+#include "kvpool_stdio.h"
 
 struct command {
 	const char *name;
@@ -196,6 +197,8 @@ int main(int argc, char **argv)
 {
 	const struct command *command;
 
+	if (kvp_stdio_hold() < 0)
+		return KVCTL_FAILED;
 	/* a closed pipe is a failed write, said by output_end() */
 	signal(SIGPIPE, SIG_IGN);
 	if (argc < 2) {

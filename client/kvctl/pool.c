@@ -197,8 +197,11 @@ static bool search_trusts(const struct search *search, uid_t uid)
 
 static void search_note_other(struct search *search, const char *name, const char *socket, const char *why)
 {
+	char shown[KVP_SOCKET_MAX];
+
 	int n = snprintf(search->others + search->n_others, sizeof(search->others) - search->n_others,
-		"%s%s (socket %s%s)", search->n_others ? ", " : "", name, socket, why);
+		"%s%s (socket %s%s)", search->n_others ? ", " : "", name,
+		text_path(shown, sizeof(shown), socket, KVP_SOCKET_MAX), why);
 
 	if (n > 0 && search->n_others + (size_t)n < sizeof(search->others))
 		search->n_others += (size_t)n;
@@ -296,7 +299,7 @@ static void search_try(struct search *search, struct pool *best, const char *pat
 	if (r < 0 || !pool_uuid_parse(uuid_text, uuid))
 		return;
 	text_clean(pool.name, sizeof(pool.name), pool.header.pool_name, sizeof(pool.header.pool_name));
-	text_clean(pool.socket, sizeof(pool.socket), pool.header.socket, sizeof(pool.header.socket));
+	snprintf(pool.socket, sizeof(pool.socket), "%.*s", (int)sizeof(pool.header.socket) - 1, pool.header.socket);
 	pool.header.huge_dir[sizeof(pool.header.huge_dir) - 1] = 0;
 	if (!search_trusts(search, st.st_uid)) {
 		snprintf(why, sizeof(why), "; of uid %u, which %s; only --name takes it", st.st_uid,

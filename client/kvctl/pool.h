@@ -31,7 +31,7 @@ struct pool {
 	struct kvp_pool_header header; /* a copy, checked */
 	char uuid[POOL_UUID_TEXT];
 	char name[KVP_NAME_MAX]; /* of the header, cleaned for printing */
-	char socket[KVP_SOCKET_MAX];
+	char socket[KVP_SOCKET_MAX]; /* as the header has it: shown by text_path() */
 	uid_t uid; /* of the header object */
 	gid_t gid;
 	/* by pool_look() */

@@ -29,5 +29,7 @@ int quantity_parse_count(const char *text, uint64_t min, uint64_t max, uint64_t 
 int quantity_parse_seconds(const char *text, uint64_t *ns);
 /** text_clean() - copy foreign bytes as printable ASCII, others as '?': no terminal or JSON reader is led astray. Return: @to. */
 const char *text_clean(char *to, size_t room, const char *from, size_t from_room);
+/** text_path() - likewise a path, of which printable UTF-8 stays as it is */
+const char *text_path(char *to, size_t room, const char *from, size_t from_room);
 
 #endif

@@ -12,10 +12,11 @@
 
 void report_head(const struct pool *pool)
 {
-	char life[160];
+	char life[160], socket[KVP_SOCKET_MAX];
 
 	printf("kvpool %s: %s\n", pool->name, pool_life_text(pool, life, sizeof(life)));
-	printf("socket %s  pid %d  start %" PRIu64 "\n", pool->socket, (int)pool->header.daemon_pid,
+	printf("socket %s  pid %d  start %" PRIu64 "\n",
+		text_path(socket, sizeof(socket), pool->socket, sizeof(pool->socket)), (int)pool->header.daemon_pid,
 		(uint64_t)C(pool->header.epoch));
 }
 
@@ -51,6 +52,13 @@ json_t *json_text(const char *text, size_t room)
 	return json_string(text_clean(clean, sizeof(clean), text, room));
 }
 
+json_t *json_path(const char *path, size_t room)
+{
+	char clean[512];
+
+	return json_string(text_path(clean, sizeof(clean), path, room));
+}
+
 json_t *report_pool_json(const struct pool *pool)
 {
 	const struct kvp_pool_header *header = &pool->header;
@@ -59,7 +67,7 @@ json_t *report_pool_json(const struct pool *pool)
 
 	json_object_set_new(json, "name", json_string(pool->name));
 	json_object_set_new(json, "uuid", json_string(pool->uuid));
-	json_object_set_new(json, "socket", json_string(pool->socket));
+	json_object_set_new(json, "socket", json_path(pool->socket, sizeof(pool->socket)));
 	json_object_set_new(json, "state", json_string(pool_life_name(pool->life)));
 	json_object_set_new(json, "state_text", json_string(pool_life_text(pool, life, sizeof(life))));
 	json_object_set_new(json, "up", json_boolean(pool_up(pool)));

@@ -32,6 +32,7 @@ int report_json_print(json_t *json, int compact);
 json_t *json_u64(uint64_t n); /* JSON integers end at 2^63 - 1 here: a larger one is shown as that */
 json_t *json_id(uint64_t id); /* as in object names: 16 lower-case hex digits */
 json_t *json_text(const char *text, size_t room); /* foreign bytes, cleaned */
+json_t *json_path(const char *path, size_t room); /* likewise, by text_path() */
 
 /* The user's name for a table, or the number. */
 const char *report_user(uint32_t uid, char text[32]);

@@ -193,7 +193,7 @@ static void print_stores(const struct kvp_stats *head)
 		const struct kvp_store_row *row = &head->stores[i];
 		char path[256], message[256], a[QUANTITY_ROOM], b[QUANTITY_ROOM];
 
-		text_clean(path, sizeof(path), row->path, sizeof(row->path));
+		text_path(path, sizeof(path), row->path, sizeof(row->path));
 		text_clean(message, sizeof(message), row->message, sizeof(row->message));
 		printf("       %s: %s, %s of %s%s, %" PRIu64 " errors\n", spill_state_name(row->state), path,
 			quantity_bytes(a, row->live), quantity_bytes(b, row->capacity),
@@ -211,7 +211,7 @@ static json_t *stores_json(const struct kvp_stats *head)
 		const struct kvp_store_row *row = &head->stores[i];
 		json_t *json = json_object();
 
-		json_object_set_new(json, "path", json_text(row->path, sizeof(row->path)));
+		json_object_set_new(json, "path", json_path(row->path, sizeof(row->path)));
 		json_object_set_new(json, "state", json_string(spill_state_name(row->state)));
 		json_object_set_new(json, "message", json_text(row->message, sizeof(row->message)));
 		json_object_set_new(json, "errno", json_u64(row->last_errno));
@@ -291,7 +291,7 @@ static void print_spill(const struct snapshot *snapshot, const struct totals *to
 	char a[QUANTITY_ROOM], b[QUANTITY_ROOM], d[QUANTITY_ROOM], message[256], dir[256];
 
 	text_clean(message, sizeof(message), snapshot->head.spill_message, sizeof(snapshot->head.spill_message));
-	text_clean(dir, sizeof(dir), snapshot->head.spill_dir, sizeof(snapshot->head.spill_dir));
+	text_path(dir, sizeof(dir), snapshot->head.spill_dir, sizeof(snapshot->head.spill_dir));
 	if (!C(c->spill_state)) {
 		printf("SPILL  %s\n", message[0] ? message : "off");
 		return;
@@ -470,7 +470,7 @@ static json_t *stats_json(const struct pool *pool, const struct snapshot *snapsh
 	json_object_set_new(json, "inconsistent", json_boolean(snapshot->inconsistent));
 	json_object_set_new(json, "counters", report_counters_json(&head->counters));
 	json_object_set_new(spill, "state", json_string(spill_state_name(C(head->counters.spill_state))));
-	json_object_set_new(spill, "dir", json_text(head->spill_dir, sizeof(head->spill_dir)));
+	json_object_set_new(spill, "dir", json_path(head->spill_dir, sizeof(head->spill_dir)));
 	json_object_set_new(spill, "message", json_text(head->spill_message, sizeof(head->spill_message)));
 	json_object_set_new(spill, "encrypted", json_boolean(C(head->counters.spill_encrypted)));
 	json_object_set_new(spill, "stores", stores_json(head));

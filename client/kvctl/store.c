@@ -69,8 +69,8 @@ static int look_open(struct look *look)
 	if (look->n_paths)
 		return 0;
 	for (unsigned i = 0; i < look->snapshot.head.n_stores && i < KVP_STATS_STORES_MAX; i++) {
-		text_clean(look->dirs[i], sizeof(look->dirs[i]), look->snapshot.head.stores[i].path,
-			sizeof(look->snapshot.head.stores[i].path));
+		snprintf(look->dirs[i], sizeof(look->dirs[i]), "%.*s",
+			(int)sizeof(look->snapshot.head.stores[i].path) - 1, look->snapshot.head.stores[i].path);
 		look->paths[look->n_paths++] = look->dirs[i];
 	}
 	if (!look->n_paths) {
@@ -162,7 +162,7 @@ static json_t *store_json(const struct store_file *store, const struct store_sum
 {
 	json_t *json = json_object();
 
-	json_object_set_new(json, "path", json_text(store->path, sizeof(store->path)));
+	json_object_set_new(json, "path", json_path(store->path, sizeof(store->path)));
 	json_object_set_new(json, "served", json_boolean(store->served));
 	json_object_set_new(json, "capacity", json_u64(store->holds));
 	json_object_set_new(json, "capacity_asked", json_u64(store->super.capacity));

@@ -16,6 +16,7 @@
 #include "generate.h"
 #include "kv.h"
 #include "kvpool_desc.h"
+#include "kvpool_stdio.h"
 #include "tokenizer.h"
 
 enum exit_code {
@@ -480,8 +481,11 @@ int main(int argc, char **argv)
 		.generate = {.steps = 64, .chunk = 64},
 	};
 	struct error error = {0};
-	int r = config_parse(argc, argv, &config);
+	int r;
 
+	if (kvp_stdio_hold() < 0)
+		return EXIT_FAILURE;
+	r = config_parse(argc, argv, &config);
 	if (r != 0)
 		return r > 0 ? EXIT_SUCCESS : EXIT_USAGE;
 	if (run(&config, &error) < 0) {

@@ -18,6 +18,7 @@
 #include <strings.h>
 
 #include "client/kvctl/kvctl.h"
+#include "kvpool_stdio.h"
 #include "metrics.h"
 
 #define CONNECTIONS 16u
@@ -165,6 +166,8 @@ int main(int argc, char **argv)
 	struct exporter exporter = {0};
 	int c;
 
+	if (kvp_stdio_hold() < 0)
+		return EXIT_FAILURE;
 	while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
 		if (c == 's') {
 			exporter.socket = optarg;
