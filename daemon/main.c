@@ -23,6 +23,7 @@
 #include "kvpool_stdio.h"
 #include "log.h"
 #include "namespace.h"
+#include "notify.h"
 #include "orphan.h"
 #include "peer.h"
 #include "pressure.h"
@@ -42,9 +43,11 @@ struct beat {
 	struct daemon *d;
 	struct loop_timer timer;
 	uint64_t next_look, next_tier, next_watchdog, watchdog_ns, last_turn, log_lost;
+	bool ready_told; /* else at the next beat */
 };
 struct signals {
 	struct daemon *d;
+	struct beat *beat;
 	struct loop_source source;
 	int argc;
 	char **argv;
@@ -86,8 +89,10 @@ static void beat_ring(struct loop_timer *timer)
 	}
 	if (beat->watchdog_ns && now >= beat->next_watchdog) {
 		beat->next_watchdog = now + beat->watchdog_ns / 4;
-		sd_notify(0, "WATCHDOG=1");
+		notify_say(0, "WATCHDOG=1");
 	}
+	if (!beat->ready_told)
+		beat->ready_told = notify_say(0, "READY=1\nSTATUS=serving");
 	loop_timer_set(d->loop, timer, now + (d->n_sessions || d->n_peers ? BEAT_NS : IDLE_BEAT_NS));
 }
 
@@ -153,9 +158,9 @@ static void signals_ready(struct loop_source *source, uint32_t events)
 	while (read(source->fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
 		switch (info.ssi_signo) {
 		case SIGHUP:
-			sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%" PRIu64, loop_now() / 1000);
+			notify_say(0, "RELOADING=1\nMONOTONIC_USEC=%" PRIu64, loop_now() / 1000);
 			daemon_reload(signals);
-			sd_notify(0, "READY=1");
+			signals->beat->ready_told = notify_say(0, "READY=1");
 			break;
 		case SIGUSR1:
 			daemon_dump(signals->d);
@@ -239,7 +244,7 @@ static void daemon_stop(struct daemon *d)
 	uint64_t kept = 0, blocks = 0;
 
 	d->stopping = true;
-	sd_notify(0, "STOPPING=1");
+	notify_say(0, "STOPPING=1");
 	if (d->listeners)
 		peer_stop(d);
 	pressure_stop(d);
@@ -271,8 +276,8 @@ static void daemon_stop(struct daemon *d)
 
 static int daemon_serve(struct daemon *d, int argc, char **argv)
 {
-	struct signals signals = {.argc = argc, .argv = argv};
-	struct beat beat = {.d = d, .timer = {.ring = beat_ring}};
+	struct beat beat = {.d = d, .timer = {.ring = beat_ring}, .ready_told = true};
+	struct signals signals = {.beat = &beat, .argc = argc, .argv = argv};
 	uint64_t watchdog_us = 0, started = loop_now();
 	char message[256] = "", engine[256] = "";
 	int r;
@@ -298,7 +303,7 @@ static int daemon_serve(struct daemon *d, int argc, char **argv)
 			 " bytes in slabs, %u namespaces, %u sessions adopted, ready after %" PRIu64 " ms",
 			d->config.name, d->config.socket, d->slab_bytes_total, d->n_namespaces, d->n_sessions,
 			(loop_now() - started) / 1000000);
-		sd_notify(0, "READY=1\nSTATUS=serving");
+		beat.ready_told = notify_say(NOTIFY_START_MS, "READY=1\nSTATUS=serving");
 		r = loop_run(d->loop);
 		if (r < 0)
 			log_err("the serving loop failed: %s", strerror(-r));

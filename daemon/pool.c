@@ -15,12 +15,12 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <systemd/sd-daemon.h>
 #include <time.h>
 #include <unistd.h>
 #include <uuid/uuid.h>
 
 #include "log.h"
+#include "notify.h"
 #include "loop.h"
 #include "pages.h"
 #include "shm.h"
@@ -465,7 +465,7 @@ bool pool_old_io(struct pool *pool)
 void pool_progress(struct pool *pool, const char *what)
 {
 	atomic_store(&pool->header->heartbeat_ns, loop_now());
-	sd_notifyf(0, "EXTEND_TIMEOUT_USEC=30000000\nSTATUS=%s", what);
+	notify_say(NOTIFY_START_MS, "EXTEND_TIMEOUT_USEC=30000000\nSTATUS=%s", what);
 }
 
 /* Seqlock of one writer: odd first, then the changes (release fence), then even (release). */

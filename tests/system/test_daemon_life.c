@@ -174,6 +174,50 @@ static void a_start_longer_than_the_services_limit_is_waited_for(void **state)
 	host_close(&host);
 }
 
+static bool sent(int fd, const struct sockaddr_un *to)
+{
+	return sendto(fd, "STATUS=", 7, MSG_DONTWAIT, (const struct sockaddr *)to, sizeof(*to)) == 7;
+}
+
+static void a_service_manager_that_reads_nothing_stops_nobody(void **state)
+{
+	const char *const given[] = {"--pool", "4M", "--slab", "1M", "--spill", "off", NULL};
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct timeval patience = {.tv_sec = 60};
+	int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), filler = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	struct host host;
+	char text[600];
+	bool ready = false, watched = false;
+	ssize_t n;
+
+	(void)state;
+	assert_int_equal(host_open(&host, geteuid()), 0);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/notify", host.dir);
+	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	while (sent(filler, &address))
+		;
+	setenv("NOTIFY_SOCKET", address.sun_path, 1);
+	setenv("WATCHDOG_USEC", "40000", 1);
+	assert_int_equal(host_start(&host, given), 0);
+	unsetenv("NOTIFY_SOCKET");
+	unsetenv("WATCHDOG_USEC");
+	assert_int_equal(kill(host.pid, SIGHUP), 0);
+	assert_true(host_logged(&host, "reloaded", 20000));
+	assert_true(host_alive(&host));
+	/* once it reads again, it learns that all is well */
+	assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)), 0);
+	while (!(ready && watched) && (n = recv(fd, text, sizeof(text) - 1, 0)) > 0) {
+		text[n] = 0;
+		ready = ready || strstr(text, "READY=1");
+		watched = watched || strstr(text, "WATCHDOG=1");
+	}
+	assert_true(ready && watched);
+	assert_int_equal(host_stop(&host), 0);
+	close(fd);
+	close(filler);
+	host_close(&host);
+}
+
 static void what_of_a_pool_is_no_whole_slab_is_told(void **state)
 {
 	static const char *const odd[] = {"--pool", "3M", "--slab", "2M", "--spill", "off", NULL};
@@ -1128,6 +1172,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(while_it_starts_the_service_manager_is_told_how_far_it_is),
 		cmocka_unit_test(a_start_longer_than_the_services_limit_is_waited_for),
+		cmocka_unit_test(a_service_manager_that_reads_nothing_stops_nobody),
 		cmocka_unit_test(what_of_a_pool_is_no_whole_slab_is_told),
 		WITH_DAEMON(a_killed_client_leaves_no_pin_and_no_grant_behind_for_longer_than_two_seconds),
 		WITH_DAEMON(killed_clients_cost_the_daemon_nothing_in_the_end),
