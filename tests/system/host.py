@@ -15,7 +15,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 BUILD = os.path.abspath(os.environ.get("BUILD", os.path.join(HERE, "..", "..", "build")))
 # struct totals of prog_worker.c
 TOTALS = ["reads", "wrong", "lost", "stored", "exists", "rejected", "private_blocks", "hits_ram", "hits_spill", "errors",
-          "late_us", "publish_us", "broken", "slow"]
+          "late_us", "publish_us", "broken", "slow", "engines"]
+ENGINES = 64  # and then slow calls at a change, of so many engines
 REFUSED = 75  # exit status of a worker that got no namespace
 
 
@@ -86,6 +87,12 @@ class Host:
     def counts(self):
         with open(self.totals, "rb") as file:
             return dict(zip(TOTALS, struct.unpack("<%dQ" % len(TOTALS), file.read(8 * len(TOTALS)))))
+
+    def slow_calls(self):
+        """Of each engine: its slow calls while the daemon went, was away or came."""
+        with open(self.totals, "rb") as file:
+            file.seek(8 * len(TOTALS))
+            return struct.unpack("<%dQ" % ENGINES, file.read(8 * ENGINES))
 
     def check(self, what):
         if self.counts()["wrong"]:

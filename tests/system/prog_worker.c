@@ -32,6 +32,7 @@
 #include <unistd.h>
 
 #include "kvpool.h"
+#include "patience.h"
 #include "pattern.h"
 
 #define CHAINS 24u
@@ -39,6 +40,7 @@
 #define DEPTH_MAX 64u /* of a repeated request */
 #define EXTEND_MAX 4u
 #define SLOW_US 100000u
+#define ENGINES_MAX 64u
 #define FAST_TURNS 4096u /* of these one is a usual one */
 #define HOT_MS 128u /* so long all fast ones ask for the same chains */
 #define HOT_CHAINS 4u
@@ -52,11 +54,17 @@ struct totals {
 	_Atomic uint64_t publish_us; /* longest publish */
 	_Atomic uint64_t broken; /* times one broke what it may write */
 	_Atomic uint64_t slow; /* calls that took longer beyond their deadline than SLOW_US */
+	_Atomic uint64_t engines; /* there were so many: each has its number */
+	_Atomic uint64_t slow_of
+		[ENGINES_MAX]; /* of those, calls while the daemon went, was away or came, by the engine's number */
 };
 
 struct worker {
 	struct totals *totals;
+	struct kvp_client *client;
 	struct kvp_ns *ns;
+	struct patience patience;
+	uint64_t number; /* of this engine */
 	const char *socket, *name, *parent, *trace;
 	uint64_t block_bytes, n_words, salt;
 	uint32_t owner, mode;
@@ -93,15 +101,36 @@ static void most(_Atomic uint64_t *counter, uint64_t value)
 		;
 }
 
-static void note_late(struct totals *totals, uint64_t deadline_ns)
-{
-	uint64_t now = kvp_deadline_ms(0);
+struct call {
+	uint64_t start_ns, waited_ns, epoch;
+	bool attached;
+};
 
-	if (now <= deadline_ns)
-		return;
-	most(&totals->late_us, (now - deadline_ns) / 1000);
-	if ((now - deadline_ns) / 1000 > SLOW_US)
-		atomic_fetch_add(&totals->slow, 1);
+static struct call call_begin(const struct worker *w)
+{
+	struct call call = {.waited_ns = w->fast ? 0 : patience_waited(&w->patience)};
+
+	call.attached = kvp_state(w->client, &call.epoch) == KVP_ATTACHED;
+	call.start_ns = kvp_deadline_ms(0);
+	return call;
+}
+
+/* Slow is what was so without the time that other programs ran. Of a fast engine nobody asks it. Return: us beyond the deadline. */
+static uint64_t call_end(struct worker *w, const struct call *call, uint64_t deadline_ns)
+{
+	uint64_t now = kvp_deadline_ms(0), due = deadline_ns ? deadline_ns : call->start_ns, epoch, waited;
+	uint64_t late = now > due ? now - due : 0;
+	bool attached = kvp_state(w->client, &epoch) == KVP_ATTACHED;
+
+	if (w->fast || late / 1000 <= SLOW_US)
+		return late / 1000;
+	waited = patience_waited(&w->patience) - call->waited_ns;
+	if (late > waited && (late - waited) / 1000 > SLOW_US) {
+		atomic_fetch_add(&w->totals->slow, 1);
+		if (!call->attached || !attached || call->epoch != epoch)
+			atomic_fetch_add(&w->totals->slow_of[w->number], 1);
+	}
+	return late / 1000;
 }
 
 /* Content is of a name and its owner, so that another tenant's block of the same id is a wrong one; a child has its
@@ -285,7 +314,7 @@ static int64_t publish(
 	struct kvp_publish_item items[EXTEND_MAX];
 	struct kvp_view views[EXTEND_MAX];
 	uint8_t results[EXTEND_MAX] = {0};
-	uint64_t start = kvp_deadline_ms(0);
+	struct call call;
 	int64_t n_stored = 0;
 
 	memset(items, 0, sizeof(items));
@@ -298,8 +327,9 @@ static int64_t publish(
 		items[i].used_bytes = w->block_bytes;
 		items[i].view = &views[i];
 	}
+	call = call_begin(w);
 	kvp_publish(w->ns, items, n, results);
-	most(&w->totals->publish_us, (kvp_deadline_ms(0) - start) / 1000);
+	most(&w->totals->publish_us, call_end(w, &call, 0));
 	for (uint32_t i = 0; i < n; i++) {
 		judge_published(w, results[i], &views[i], request->ids[from + i]);
 		n_stored += results[i] == KVP_PUB_STORED;
@@ -314,7 +344,7 @@ static int64_t extend(struct worker *w, const struct request *request, uint32_t 
 	struct kvp_block_ref blocks[EXTEND_MAX];
 	uint32_t want = 1 + (uint32_t)(random_next() % EXTEND_MAX);
 	uint64_t deadline = wait_ms ? kvp_deadline_ms(wait_ms) : 0;
-	uint64_t start = kvp_deadline_ms(0);
+	struct call call = call_begin(w);
 	int64_t n, n_stored = 0;
 
 	if (from + want > request->n)
@@ -323,7 +353,7 @@ static int64_t extend(struct worker *w, const struct request *request, uint32_t 
 		return 0;
 	memset(blocks, 0, sizeof(blocks));
 	n = kvp_reserve(w->ns, want, random_next() % 8 ? 0 : KVP_PRIVATE, deadline, blocks);
-	note_late(w->totals, deadline ? deadline : start);
+	most(&w->totals->late_us, call_end(w, &call, deadline));
 	if (n < 0) {
 		atomic_fetch_add(&w->totals->errors, 1);
 		fprintf(stderr, "prog_worker: reserve: %s\n", kvp_error(NULL));
@@ -368,12 +398,12 @@ static int64_t acquire(
 	struct worker *w, const struct request *request, uint32_t wait_ms, struct kvp_view views[DEPTH_MAX])
 {
 	uint64_t deadline = wait_ms ? kvp_deadline_ms(wait_ms) : 0;
-	uint64_t start = kvp_deadline_ms(0);
+	struct call call = call_begin(w);
 	int64_t n;
 
 	memset(views, 0, request->n * sizeof(*views));
 	n = kvp_acquire(w->ns, request->keys, request->n, 0, deadline, views);
-	note_late(w->totals, deadline ? deadline : start);
+	most(&w->totals->late_us, call_end(w, &call, deadline));
 	if (n < 0) {
 		atomic_fetch_add(&w->totals->errors, 1);
 		fprintf(stderr, "prog_worker: acquire: %s\n", kvp_error(NULL));
@@ -471,6 +501,9 @@ static int settle(struct worker *w)
 		return -1;
 	}
 	w->owner = child.owner;
+	w->client = client;
+	w->number = atomic_fetch_add(&w->totals->engines, 1) % ENGINES_MAX;
+	patience_begin(&w->patience); /* the library's thread is there */
 	return 0;
 }
 

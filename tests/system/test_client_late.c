@@ -10,7 +10,6 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include <dirent.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -21,6 +20,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "patience.h"
 #include "trial.h"
 
 #define WAIT_MS 50
@@ -146,42 +146,26 @@ static void relay_stop(struct relay *relay)
 
 /* ---- time ---- */
 
-/* What this process's threads waited for a processor, all together. */
-static uint64_t waited_ns(void)
-{
-	DIR *dir = opendir("/proc/self/task");
-	uint64_t sum = 0;
-
-	for (struct dirent *entry; dir && (entry = readdir(dir));) {
-		unsigned long long ran, waited;
-		char path[300];
-		FILE *file;
-
-		snprintf(path, sizeof(path), "/proc/self/task/%s/schedstat", entry->d_name);
-		file = fopen(path, "re");
-		if (file && fscanf(file, "%llu %llu", &ran, &waited) == 2)
-			sum += waited;
-		if (file)
-			fclose(file);
-	}
-	if (dir)
-		closedir(dir);
-	return sum;
-}
-
 struct watch {
+	struct patience patience;
 	uint64_t start, waited;
 };
 
 static struct watch watch_start(void)
 {
-	return (struct watch){kvp_deadline_ms(0), waited_ns()};
+	struct watch watch;
+
+	patience_begin(&watch.patience);
+	watch.start = kvp_deadline_ms(0);
+	watch.waited = patience_waited(&watch.patience);
+	return watch;
 }
 
-static void in_time(const struct watch *watch, const char *what, int kept)
+static void in_time(struct watch *watch, const char *what, int kept)
 {
-	uint64_t took = kvp_deadline_ms(0) - watch->start, waited = waited_ns() - watch->waited;
+	uint64_t took = kvp_deadline_ms(0) - watch->start, waited = patience_waited(&watch->patience) - watch->waited;
 
+	patience_end(&watch->patience);
 	took -= waited < took ? waited : took;
 	if (took / 1000000 >= LATE_MS)
 		fail_msg("%s took %llu ms while messages of type %d were not answered", what,
