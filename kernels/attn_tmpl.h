@@ -542,11 +542,13 @@ INLINE uint64_t row_weigh(const struct bend *bend, float *z, uint64_t seen, bool
 		x[i] = bend_vec(bend, vec_load(z + i * LANES), i * LANES);
 		x[i] = vec_keep(x[i], seen >> (i * LANES), hidden);
 		counts |= vec_differ(x[i], hidden) << (i * LANES);
-		top = vec_max(top, x[i]);
+		top = vec_max(x[i], top); /* in this order: where x is NaN what was there stays */
 	}
 	if (!counts)
 		return 0;
 	best = vec_top(top);
+	if (best == -INFINITY) /* no number among what counts: that is no row without keys */
+		best = NAN;
 	if (!(best <= *m)) {
 		if (*m != -INFINITY)
 			row_shrink(acc, acc_floats, sum, *m, best);

@@ -433,6 +433,37 @@ static void hidden_keys_are_never_multiplied_by_zero(void **state)
 	kv_close(&kv);
 }
 
+/* A row that sees key 0 and its own, or its own alone; that is NaN, wherever in a tile it lies. */
+static void a_key_that_is_not_a_number_shows_whichever_stand_beside_it(void **state)
+{
+	(void)state;
+	for (uint32_t p = 1; p < 70; p++)
+		for (uint32_t sinks = 0; sinks < 2; sinks++)
+			for (enum order order = ORDER_HND; order < N_ORDERS; order += ORDER_TILED) {
+				const struct kvattn_shape shape = {1, 1, 16, 16, KVATTN_F32, KVATTN_F32, 16};
+				float *k = floats((p + 1) * 16), *v = floats((p + 1) * 16), q[16] = {0}, out[16], lse;
+				struct kvattn_opts opts;
+				struct kvattn_seq seq;
+				struct kv kv;
+
+				for (uint32_t d = 0; d < 16; d++)
+					k[p * 16 + d] = NAN;
+				kv_open(&kv, &shape, order, p + 1);
+				kv_fill(&kv, k, v);
+				kvattn_opts_init(&opts, 1);
+				opts.window = 1;
+				opts.sink_tokens = sinks;
+				seq = kv_seq(&kv, q, 1, out);
+				seq.lse = &lse;
+				assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
+				if (!isnan(out[0]) || !isnan(lse))
+					fail_msg("key %u, %u sinks%s: got %g, log-sum %g", p, sinks, order_names[order],
+						out[0], lse);
+				kv_close(&kv);
+				free(k), free(v);
+			}
+}
+
 static void hidden_values_of_every_type_do_no_harm(void **state)
 {
 	/* a hidden token's scale is NaN, and stands beside those of visible ones */
@@ -985,6 +1016,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_causal_chunk_ends_at_the_last_key),
 		cmocka_unit_test(rows_before_the_first_key_see_nothing),
 		cmocka_unit_test(hidden_keys_are_never_multiplied_by_zero),
+		cmocka_unit_test(a_key_that_is_not_a_number_shows_whichever_stand_beside_it),
 		cmocka_unit_test(hidden_values_of_every_type_do_no_harm),
 		cmocka_unit_test(the_soft_cap_comes_before_the_mask),
 		cmocka_unit_test(the_soft_cap_bounds_and_zero_is_off),
