@@ -111,7 +111,7 @@ objects = $(filter %.o,$^)
 define archive
 @mkdir -p $(@D)
 $(call note,AR,$@)
-$(Q)rm -f $@ && ar rcs $@ $(objects)
+$(Q)rm -f $@ && $(AR) rcs $@ $(objects)
 endef
 
 # nodelete: its threads and fork handlers outlive a dlclose()
@@ -351,6 +351,16 @@ bench-quality: deps-build ## what each type of K and V, and attention to a part 
 check-vm: deps ## boot virtual machines with systemd and run kvpool there as a service (root; QEMU; VM=nodes: that part)
 	$(sub) all $(SYSTEM_PROGRAMS)
 	@BUILD=$(BUILD) tests/vm/check $(VM)
+
+# Only what knows nothing of the pool: kernels and their tests, with as much of cmocka as they use.
+ARM := $(BUILD)/arm
+ARM_TESTS := test_attn_numeric test_attn_block
+.PHONY: check-arm
+check-arm: deps-build ## libkvattn for 64-bit ARM, and its numeric tests under an emulator
+	$(call install_missing,gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
+	$(sub) $(addprefix $(ARM)/test/,$(ARM_TESTS)) $(ARM)/libkvattn.so BUILD=$(ARM) CC=aarch64-linux-gnu-gcc \
+		AR=aarch64-linux-gnu-ar TEST_LIBS=-lm CFLAGS='-O2 -g -Itests/arm'
+	@BUILD=$(ARM) tests/arm/run
 
 check-engines: deps ## the Python package in transformers, LMCache, llama.cpp, SGLang and vLLM of PyPI (network, gigabytes)
 	$(sub) all

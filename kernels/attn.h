@@ -106,6 +106,7 @@ extern const struct attn_isa attn_isa_avx2;
 extern const struct attn_isa attn_isa_avx512;
 extern const struct attn_isa attn_isa_avx512vnni;
 extern const struct attn_isa attn_isa_avx512amx;
+extern const struct attn_isa attn_isa_neon;
 
 static inline uint32_t attn_row_count(const struct attn_call *call, const struct attn_rows *rows)
 {

@@ -75,7 +75,11 @@ bool cpu_amx_grant(void)
 
 enum cpu_level cpu_level(void)
 {
+#if defined(__aarch64__)
+	return CPU_NEON;
+#else
 	return CPU_SCALAR;
+#endif
 }
 
 bool cpu_amx_grant(void)

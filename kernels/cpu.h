@@ -8,6 +8,7 @@
 
 enum cpu_level {
 	CPU_SCALAR,
+	CPU_NEON, /* 64-bit ARM: every one */
 	CPU_AVX2, /* AVX2, FMA, F16C; the system saves the 256-bit registers */
 	CPU_AVX512, /* and AVX512 F, BW, DQ, VL; the system saves the 512-bit and mask registers */
 	CPU_AVX512VNNI, /* and AVX512 VNNI, VBMI */

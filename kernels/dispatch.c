@@ -17,18 +17,23 @@ static _Atomic(const struct attn_isa *) chosen;
 /* KVATTN_ISA takes features away and never adds one; a name that is not known takes nothing. */
 static enum cpu_level level_allowed(enum cpu_level level)
 {
+	static const struct {
+		const char *name;
+		enum cpu_level level;
+	} caps[] = {
+		{"scalar", CPU_SCALAR},
+#if defined(__x86_64__)
+		{"avx2", CPU_AVX2},
+		{"avx512", CPU_AVX512},
+		{"avx512vnni", CPU_AVX512VNNI},
+#endif
+	};
 	const char *name = getenv("KVATTN_ISA");
-	enum cpu_level cap = CPU_AVX512AMX;
 
-	if (name && strcmp(name, "scalar") == 0)
-		cap = CPU_SCALAR;
-	else if (name && strcmp(name, "avx2") == 0)
-		cap = CPU_AVX2;
-	else if (name && strcmp(name, "avx512") == 0)
-		cap = CPU_AVX512;
-	else if (name && strcmp(name, "avx512vnni") == 0)
-		cap = CPU_AVX512VNNI;
-	return level < cap ? level : cap;
+	for (size_t i = 0; name && i < sizeof(caps) / sizeof(caps[0]); i++)
+		if (strcmp(name, caps[i].name) == 0 && caps[i].level < level)
+			return caps[i].level;
+	return level;
 }
 
 static const struct attn_isa *isa_of(enum cpu_level level)
@@ -42,6 +47,9 @@ static const struct attn_isa *isa_of(enum cpu_level level)
 		return &attn_isa_avx512;
 	if (level == CPU_AVX2)
 		return &attn_isa_avx2;
+#elif defined(__aarch64__)
+	if (level == CPU_NEON)
+		return &attn_isa_neon;
 #endif
 	(void)level;
 	return &attn_isa_scalar;
