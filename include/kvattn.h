@@ -37,7 +37,7 @@
  * Threads: every call may run in any number of threads at once, also after fork(); nothing blocks but the wait of
  * kvattn_attend() for its own threads, or kvattn_crew_attend() for the crew's.  No call keeps a pointer.  Calls return 0 or a negative errno and then have
  * written nothing the caller may rely on.  Environment: KVATTN_ISA=scalar|avx2|avx512|avx512vnni|avx512amx caps the instruction
- * set, read once.  With AMX the first call asks the system for the tiles' state, for the whole process: from then on an
+ * set, KVATTN_AHEAD=bytes says how far ahead streams are prefetched, both read once.  With AMX the first call asks the system for the tiles' state, for the whole process: from then on an
  * alternate signal stack must have room for it (getauxval(AT_MINSIGSTKSZ)), or sigaltstack() fails; where there is a
  * smaller one already, and where it is refused, AMX is not used.
  */
@@ -63,7 +63,7 @@ extern "C" {
 /** kvattn_version() - of the library at run time: major << 16 | minor */
 KVATTN_API uint32_t kvattn_version(void);
 
-/** kvattn_isa_name() - "scalar", "avx2" (with FMA and F16C), "avx512" (F, BW, DQ, VL), "avx512vnni" (and VBMI) or "avx512amx" (and AMX) */
+/** kvattn_isa_name() - "scalar", "avx2" (with FMA and F16C), "avx512" (F, BW, DQ, VL), "avx512vnni" (and VBMI) or "avx512amx" (and AMX); on ARM "neon" */
 KVATTN_API const char *kvattn_isa_name(void);
 
 /* ---- Where K and V lie ---- */
@@ -298,7 +298,17 @@ struct kvattn_opts {
 		*sink_logits; /* [n_q_heads]: exp(sink) joins the denominator; NULL: none; -INFINITY: none for a head */
 	const float *alibi_slopes; /* [n_q_heads], finite; NULL: none */
 	uint32_t n_threads; /* 0, 1: the caller only; KVATTN_THREADS_AUTO: one for each CPU that set and quota allow */
-	uint32_t reserved;
+	uint32_t flags; /* enum kvattn_flags; the promise holds among calls with the same ones */
+};
+
+enum kvattn_flags {
+	/*
+	 * BF16 in TILED by vectors where AMX would multiply it: a decode step alone is quicker (AMX takes up to 1.4 times as
+	 * long), a batch with a common beginning and prefill are slower (AMX takes 0.55 and 0.5 of the time).  The bits
+	 * are those of "avx512vnni", so an engine that shares K and V with others, or reuses its own, chooses once for
+	 * all its calls.  Without AMX it changes nothing.
+	 */
+	KVATTN_BF16_VECTORS = 1,
 };
 
 /** kvattn_opts_init() - defaults: scale 1 / sqrt(dim_k), everything else off, the caller's thread only */
@@ -366,6 +376,18 @@ KVATTN_API uint32_t kvattn_crew_size(const struct kvattn_crew *crew);
 KVATTN_API int kvattn_crew_attend(struct kvattn_crew *crew, const struct kvattn_geom *geom,
 	const struct kvattn_seq *seqs, uint64_t n_seqs, const struct kvattn_opts *opts,
 	const int16_t *const *block_nodes);
+
+/* ---- What belongs to the machine ---- */
+
+/**
+ * kvattn_calibrate() - measure how far ahead memory is best asked for here, and do so from now on, in all threads
+ *
+ * Never needed and never changes a bit; for a machine that is not like those the usual 2048 bytes were measured on.  Takes
+ * a second or two of one thread and 64 to 256 MiB meanwhile, on a quiet machine; calls at the same time are right, and
+ * disturb it.  Where the environment says KVATTN_AHEAD=bytes (64 to 65536) nothing is measured.
+ * Return: the bytes a stream is asked for ahead, also for KVATTN_AHEAD of later processes; -ENOMEM.
+ */
+KVATTN_API int64_t kvattn_calibrate(void);
 
 /* Results over a part of the keys, as kvattn_attend() gives them: rows are query rows times heads. */
 struct kvattn_part {

@@ -21,6 +21,7 @@
 #include "keys.h"
 #include "queue.h"
 #include "state.h"
+#include "tune.h"
 
 /* Query rows that share one pass over a head's keys, so few that their sums stay in the second-level cache. */
 #define ROWS_PER_HEAD 256u
@@ -86,7 +87,7 @@ static bool finite_all(const float *values, uint32_t n, bool minus_infinity_too)
 
 static int opts_check(const struct kvattn_opts *opts, const struct kvattn_geom *geom)
 {
-	if (!opts || opts->size != sizeof(*opts) || opts->reserved)
+	if (!opts || opts->size != sizeof(*opts) || opts->flags & ~(uint32_t)KVATTN_BF16_VECTORS)
 		return -EINVAL;
 	if (!opts->n_q_heads || opts->n_q_heads > KVATTN_HEADS_MAX || opts->n_q_heads % geom->n_kv_heads)
 		return -EINVAL;
@@ -154,6 +155,7 @@ static int call_init(struct attn_call *call, const struct kvattn_geom *geom, con
 		.opts = *opts,
 		.group = opts->n_q_heads / geom->n_kv_heads,
 		.acc_floats = (uint32_t)attn_round_up(geom->dim_v, ATTN_PAD_FLOATS),
+		.ahead_bytes = tune_ahead(),
 		.window = bounded(opts->window),
 		.sink_tokens = bounded(opts->sink_tokens),
 	};
@@ -494,7 +496,7 @@ static int plan_init(struct plan *plan, const struct kvattn_seq *seqs, uint64_t 
 {
 	int r;
 
-	plan->isa = dispatch_isa();
+	plan->isa = dispatch_isa(plan->call.opts.flags & KVATTN_BF16_VECTORS);
 	plan->n_threads = threads_wanted(plan);
 	plan->cuts = calloc(n_seqs, sizeof(*plan->cuts));
 	if (!plan->cuts)

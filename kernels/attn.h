@@ -29,6 +29,7 @@ struct attn_call {
 	uint32_t acc_floats; /* dim_v, padded */
 	int64_t window; /* 0: none; at most KVATTN_TOKENS_MAX */
 	int64_t sink_tokens;
+	uint32_t ahead_bytes; /* of a stream that are prefetched: see tune.h */
 };
 
 /* Consecutive keys of the table whose positions rise within one split. */

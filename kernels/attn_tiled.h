@@ -943,7 +943,7 @@ static size_t part_lines(size_t bytes, uint32_t dim)
 static void tiled_part(const struct attn_part *part, enum tiled_way best)
 {
 	const struct kvattn_geom *geom = &part->call->geom;
-	struct tiled x = {.k = geom_tensor_k(geom), .v = geom_tensor_v(geom), .ahead = AHEAD_BYTES};
+	struct tiled x = {.k = geom_tensor_k(geom), .v = geom_tensor_v(geom), .ahead = part->call->ahead_bytes};
 
 	x.k_way = tiled_way(x.k.type, best);
 	x.v_way = tiled_way(x.v.type, best);

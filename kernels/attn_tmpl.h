@@ -38,7 +38,6 @@
 #define WIDEN_ROWS 12u /* from this many rows on a tile is widened to f32 once instead of with each use */
 #define AMX_PARTS 2u /* see attn_amx.h */
 #define AMX_PART_ROWS 8u /* rows in a tile, each with its parts */
-#define AHEAD_BYTES 2048u /* how far a stream is prefetched: all four must fit the first-level cache beside the sums */
 
 /* Where subtile @s of tile @t begins in its split. */
 #define SUB_POS(t, s) ((t)*ATTN_TILE + (s)*SUB_TOKENS)
@@ -849,9 +848,9 @@ static void values_of(
 
 /* ---- A split ---- */
 
-static uint32_t ahead_tokens(uint32_t row_bytes)
+static uint32_t ahead_tokens(const struct work *w, uint32_t row_bytes)
 {
-	const uint32_t n = AHEAD_BYTES / row_bytes;
+	const uint32_t n = w->part->call->ahead_bytes / row_bytes;
 
 	return n < 1 ? 1 : n < SUB_TOKENS ? n : SUB_TOKENS;
 }
@@ -861,7 +860,7 @@ static void tile_take(const struct work *w, const struct tile *tile, const struc
 	const struct tensor tk = tensor_k(w), tv = tensor_v(w);
 	const uint32_t n_heads = w->part->rows.n_heads, head0 = w->part->rows.head0;
 	const uint32_t k_bytes = tk.dim * tk.elem, v_bytes = tv.dim * tv.elem;
-	const uint32_t k_tokens = ahead_tokens(k_bytes), v_tokens = ahead_tokens(v_bytes);
+	const uint32_t k_tokens = ahead_tokens(w, k_bytes), v_tokens = ahead_tokens(w, v_bytes);
 
 	for (uint32_t h = 0; h < n_heads; h++) {
 		const bool last = h + 1 == n_heads;

@@ -55,7 +55,7 @@ static const struct attn_isa *isa_of(enum cpu_level level)
 	return &attn_isa_scalar;
 }
 
-const struct attn_isa *dispatch_isa(void)
+const struct attn_isa *dispatch_isa(bool vectors)
 {
 	const struct attn_isa *isa = atomic_load_explicit(&chosen, memory_order_acquire);
 
@@ -63,12 +63,17 @@ const struct attn_isa *dispatch_isa(void)
 		isa = isa_of(level_allowed(cpu_level()));
 		atomic_store_explicit(&chosen, isa, memory_order_release);
 	}
+#if defined(__x86_64__)
+	if (vectors && isa == &attn_isa_avx512amx)
+		return &attn_isa_avx512vnni;
+#endif
+	(void)vectors;
 	return isa;
 }
 
 const char *kvattn_isa_name(void)
 {
-	return dispatch_isa()->name;
+	return dispatch_isa(false)->name;
 }
 
 uint32_t kvattn_version(void)

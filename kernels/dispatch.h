@@ -4,7 +4,7 @@
 
 #include "attn.h"
 
-/** dispatch_isa() - chosen at the first call, the same ever after; any thread */
-const struct attn_isa *dispatch_isa(void);
+/** dispatch_isa() - chosen at the first call, the same ever after; any thread.  @vectors: without products of tiles */
+const struct attn_isa *dispatch_isa(bool vectors);
 
 #endif

@@ -550,7 +550,7 @@ static void tiles_put(const struct kvattn_geom *geom, const struct geom_tensor *
 static void tensor_put(const struct kvattn_geom *geom, const struct geom_tensor *t, char *block, uint32_t first,
 	uint32_t n, const float *rows, size_t stride)
 {
-	const struct attn_isa *isa = dispatch_isa();
+	const struct attn_isa *isa = dispatch_isa(false);
 
 	if (t->type == KVATTN_I4 && !t->values) {
 		tiles_put(geom, t, block, first, n, rows, stride);
@@ -564,7 +564,7 @@ static void tensor_put(const struct kvattn_geom *geom, const struct geom_tensor 
 static void tensor_get(const struct kvattn_geom *geom, const struct geom_tensor *t, const char *block, uint32_t first,
 	uint32_t n, float *rows, size_t stride)
 {
-	const struct attn_isa *isa = dispatch_isa();
+	const struct attn_isa *isa = dispatch_isa(false);
 
 	for (uint32_t i = 0; i < n; i++)
 		for (uint32_t h = 0; h < geom->n_kv_heads; h++)

@@ -25,7 +25,7 @@ uint64_t kvattn_summary_bytes(const struct kvattn_geom *geom)
 int kvattn_summarise(const struct kvattn_geom *geom, const void *block, uint32_t n_tokens, float *summary)
 {
 	const int r = geom_check(geom);
-	const struct attn_isa *isa = dispatch_isa();
+	const struct attn_isa *isa = dispatch_isa(false);
 	struct geom_tensor k;
 
 	if (r < 0)

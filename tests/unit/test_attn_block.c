@@ -410,7 +410,7 @@ SPOIL(spoil_odd_offset, a->geom.v_off++)
 SPOIL(spoil_wrapping_stride, a->geom.v_token_stride = UINT64_MAX / 2 + 1)
 SPOIL(spoil_wrapping_offset, a->geom.k_off = UINT64_MAX - 1)
 SPOIL(spoil_opts_size, a->opts.size++)
-SPOIL(spoil_opts_reserved, a->opts.reserved = 1)
+SPOIL(spoil_opts_flags, a->opts.flags = 2)
 SPOIL(spoil_no_q_heads, a->opts.n_q_heads = 0)
 SPOIL(spoil_q_heads, a->opts.n_q_heads = 5)
 SPOIL(spoil_scale, a->opts.scale = INFINITY)
@@ -462,7 +462,7 @@ static void arguments_out_of_range_are_refused(void **state)
 		CASE(wrapping_stride, -EINVAL),
 		CASE(wrapping_offset, -EINVAL),
 		CASE(opts_size, -EINVAL),
-		CASE(opts_reserved, -EINVAL),
+		CASE(opts_flags, -EINVAL),
 		CASE(no_q_heads, -EINVAL),
 		CASE(q_heads, -EINVAL),
 		CASE(scale, -EINVAL),
