@@ -32,6 +32,9 @@
 #include <stdint.h>
 #include <string.h>
 #include <xxhash.h>
+#if defined(__x86_64__) && !defined(XXH_INLINE_ALL) && __has_include(<xxh_x86dispatch.h>)
+#include <xxh_x86dispatch.h> /* the same functions, bit for bit, by the widest vectors this CPU has */
+#endif
 
 #include "kvpool.h"
 
@@ -397,9 +400,15 @@ static inline int spill_page_check(const void *page, uint64_t magic, const uint8
 	return 0;
 }
 
+/* Data of a record is in no cache as a rule, and what fetches ahead by itself stops at the end of a page: their beginnings are
+   asked for before. */
 static inline struct spill_hash spill_hash_data(const void *data, uint64_t bytes)
 {
-	XXH128_hash_t hash = XXH3_128bits(data, bytes);
+	XXH128_hash_t hash;
+
+	for (uint64_t at = 0; at < bytes; at += SPILL_PAGE)
+		__builtin_prefetch((const char *)data + at);
+	hash = XXH3_128bits(data, bytes);
 
 	return (struct spill_hash){.w = {hash.low64, hash.high64}};
 }

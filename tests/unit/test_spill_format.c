@@ -309,6 +309,22 @@ static void a_seal_and_its_entries_say_what_they_were_told_and_nothing_out_of_bo
 	assert_int_equal(spill_entry_decode(&entry, 5 * SPILL_PAGE, 8 * SPILL_PAGE, &again, &at), -EBADMSG);
 }
 
+#undef XXH3_128bits /* as every CPU works it out */
+static void the_checksum_is_the_same_however_wide_the_vectors_are(void **state)
+{
+	static uint8_t data[3 * SPILL_PAGE + 100];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(data); i++)
+		data[i] = (uint8_t)(i * 131 + i / 256 * 7);
+	for (size_t n = 1; n < sizeof(data); n += n < 300 ? 1 : 511) {
+		XXH128_hash_t hash = XXH3_128bits(data, n);
+
+		assert_true(spill_hash_equal(
+			spill_hash_data(data, n), (struct spill_hash){.w = {hash.low64, hash.high64}}));
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -322,6 +338,7 @@ int main(void)
 		cmocka_unit_test(a_segment_of_another_store_or_place_is_refused),
 		cmocka_unit_test(kinds_of_pages_are_not_taken_for_one_another),
 		cmocka_unit_test(a_seal_and_its_entries_say_what_they_were_told_and_nothing_out_of_bounds),
+		cmocka_unit_test(the_checksum_is_the_same_however_wide_the_vectors_are),
 		cmocka_unit_test(a_superblock_out_of_bounds_or_of_another_version_is_refused),
 	};
 
