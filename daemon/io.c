@@ -14,6 +14,11 @@
  * Reads go first.  Writes leave a quarter of the places to reads, so a read never waits for a queue of writes in the
  * device; each 16th op is a write if one waits, so that a stream of reads does not stop them for ever.
  *
+ * Small operations that lie side by side and wait together are started together, in one place: the kernel makes one request of
+ * what it is given at once, so the device is asked, and wakes us, once for all of them.  Blocks leave memory from the end of
+ * their chain and are read from its beginning, so those that are read often lie one before the other: then the last part of
+ * each is given first.
+ *
  * The engine is the ring as long as it works.  What the ring refuses with an errno that may mean "not by io_uring" is given
  * to the threads as a second opinion; if they can do it, the ring is done with and the threads serve from then on.
  *
@@ -41,6 +46,7 @@
 #define IO_DIRECT_STEP 4096u /* where a short O_DIRECT transfer goes on: no file system we know asks for more */
 #define IO_REAP_MAX 256 /* ops ended in one io_reap() */
 #define IO_PUSH_BYTES (256u << 10) /* so much is worth a system call of its own */
+#define IO_JOINED_MAX 32 /* operations that share the place of another one, all together */
 
 struct io {
 	struct io_worker *worker; /* has the io that does the work; this one only counts */
@@ -53,7 +59,10 @@ struct io {
 	int wake_fd, timer_fd, lock_fd;
 	unsigned depth, n_threads;
 	unsigned n_started, n_writes_started, n_in_flight;
-	unsigned n_with_twin; /* of those started */
+	unsigned n_with_twin; /* of those started, and of those that joined them */
+	unsigned n_joined; /* started in the place of another one: not in n_started */
+	const struct io_op *last; /* started, not told to the kernel yet: the next one may share its place; or NULL */
+	uint64_t join_off, join_end; /* what moves in that place */
 	unsigned n_unpushed; /* of those started, that the kernel has not heard of */
 	uint64_t unpushed_bytes;
 	unsigned n_reads_in_row;
@@ -102,6 +111,24 @@ static struct io_queue *io_queue_of(struct io *io, const struct io_op *op)
 static unsigned io_places(const struct io *io)
 {
 	return io->uring ? io->depth : io->n_threads;
+}
+
+static bool io_moves(const struct io_op *op)
+{
+	return op->kind == IO_READ || op->kind == IO_WRITE;
+}
+
+/* The next one, if it lies right behind or before what was started last. */
+static struct io_op *io_next_joined(struct io *io)
+{
+	const struct io_op *last = io->last;
+	struct io_op *op = last ? io_queue_of(io, last)->head : NULL;
+
+	if (!op || op->kind != last->kind || op->fd != last->fd || op->own.moved || io->n_joined == IO_JOINED_MAX ||
+		io->join_end - io->join_off + op->own.total > IO_JOIN_BYTES)
+		return NULL;
+	op->own.backward = op->off + op->own.total == io->join_off;
+	return op->own.backward || op->off == io->join_end ? io_queue_pop(io_queue_of(io, op)) : NULL;
 }
 
 static struct io_op *io_next(struct io *io)
@@ -162,6 +189,7 @@ static void io_leave_ring(struct io *io, int err)
 	if (!io->uring)
 		return;
 	io->uring = false;
+	io->last = NULL;
 	while ((op = io_ring_take_back(io->ring)))
 		io_give_to_twin(io, op);
 	uring_explain(err, "io_uring operation", why);
@@ -205,18 +233,36 @@ static void io_set_place(struct io_op *op)
 	}
 }
 
-static void io_start(struct io *io, struct io_op *op)
+static void io_start(struct io *io, struct io_op *op, bool joined)
 {
-	io->n_started++;
-	io->n_writes_started += op->kind != IO_READ;
+	op->own.joined = joined;
+	op->own.backward &= joined;
+	io->n_joined += joined;
+	io->n_started += !joined;
+	io->n_writes_started += !joined && op->kind != IO_READ;
 	io_set_place(op);
 	if (!io->uring) {
 		io_give_to_twin(io, op);
 		return;
 	}
-	io->n_unpushed++;
+	io->n_unpushed += !joined;
 	io->unpushed_bytes += op->own.total - op->own.moved;
+	if (!joined)
+		io->join_off = io->join_end = op->off;
+	if (op->own.backward)
+		io->join_off = op->off;
+	else
+		io->join_end = op->off + op->own.total;
+	io->last = io_moves(op) && !op->own.moved ? op : NULL;
 	io_ring_start(io->ring, op);
+}
+
+/* It is with no engine any more. */
+static void io_stop(struct io *io, const struct io_op *op)
+{
+	io->n_joined -= op->own.joined;
+	io->n_started -= !op->own.joined;
+	io->n_writes_started -= !op->own.joined && op->kind != IO_READ;
 }
 
 /* What the ring said when it was given what is queued. */
@@ -224,6 +270,7 @@ static void io_pushed(struct io *io, int r)
 {
 	io->n_unpushed = 0;
 	io->unpushed_bytes = 0;
+	io->last = NULL;
 	if (r == 0 && io_ring_waits(io->ring))
 		io_arm_timer(io, 0);
 	if (r < 0)
@@ -244,8 +291,14 @@ static void io_start_more(struct io *io)
 {
 	struct io_op *op;
 
-	while ((op = io_next(io)))
-		io_start(io, op);
+	for (;;) {
+		if ((op = io_next_joined(io)))
+			io_start(io, op, true);
+		else if ((op = io_next(io)))
+			io_start(io, op, false);
+		else
+			return;
+	}
 }
 
 /* ---- what an engine said ---- */
@@ -285,11 +338,6 @@ static bool io_is_refusal(const struct io_op *op, int64_t res)
 	if (op->kind == IO_OPEN && (res == -EPERM || res == -EACCES))
 		return false;
 	return res == -EINVAL || res == -EOPNOTSUPP || res == -ENOSYS || res == -EPERM || res == -EACCES;
-}
-
-static bool io_moves(const struct io_op *op)
-{
-	return op->kind == IO_READ || op->kind == IO_WRITE;
 }
 
 static int64_t io_fault(struct io_op *op, int64_t res)
@@ -388,8 +436,7 @@ static void io_step(struct io *io, struct io_op *op, bool by_ring)
 	}
 	if (op->own.refused && res >= 0)
 		io_leave_ring(io, op->own.refused);
-	io->n_started--;
-	io->n_writes_started -= op->kind != IO_READ;
+	io_stop(io, op);
 	res = io_fault(op, res);
 	if (res == -EINTR || res == -EAGAIN) {
 		io_step_again(io, op, res);
@@ -424,7 +471,7 @@ static int io_open_engine(struct io *io, const struct io_opts *opts, char messag
 	char why[URING_WHY_MAX] = "as configured";
 	int r;
 
-	if (opts->use_uring && io_ring_open(&io->ring, io->depth, &io->lock_fd, why) == 0) {
+	if (opts->use_uring && io_ring_open(&io->ring, io->depth + IO_JOINED_MAX, &io->lock_fd, why) == 0) {
 		io->uring = true;
 		snprintf(message, 256, "disk I/O by io_uring, %u at once", io->depth);
 		return io_watch(io, io_ring_fd(io->ring));

@@ -48,11 +48,16 @@ struct io_op {
 		int64_t res;
 		int refused; /* errno with which the ring refused it; the threads then had it */
 		unsigned tries;
+		bool joined, backward; /* takes no place of its own; lies before the one whose place it shares */
 	} own;
 };
 
+#define IO_JOIN_BYTES (288u << 10) /* four records of 64 KiB with their headers */
+
 struct io_opts {
-	unsigned depth; /* entries of the ring: operations at once; 0: 32. The twin does as many as it has threads. */
+	/* places of the ring: operations at once; 0: 32. Small ones that lie side by side in the file and wait together share a
+	   place, up to IO_JOIN_BYTES. The twin does as many as it has threads. */
+	unsigned depth;
 	unsigned threads; /* of the twin; 0: 4 */
 	bool use_uring;
 	bool worker; /* a thread does the work; where none can be had, the caller's does */

@@ -21,7 +21,7 @@
 
 #include "fault.h"
 
-#define RING_PARTS 2
+#define RING_PARTS 2 /* as an operation has pieces of memory */
 #define RING_ASKED UINT64_MAX /* user_data of the read that ends when somebody raises the caller's event */
 
 struct io_ring_slot {
@@ -242,16 +242,17 @@ static bool ring_start_fixed(struct io_ring *ring, unsigned i, const struct io_o
 		if (index[k] < 0)
 			return false;
 	}
-	for (int k = 0; k < op->own.n_iov; k++) {
+	for (int n = 0; n < op->own.n_iov; n++) {
 		struct io_uring_sqe *sqe = ring_sqe(ring);
+		int k = op->own.backward ? op->own.n_iov - 1 - n : n;
 		struct iovec iov = op->own.iov[k];
+		uint64_t at = k ? off + op->own.iov[0].iov_len : off;
 
 		if (op->kind == IO_READ)
-			io_uring_prep_read_fixed(sqe, op->fd, iov.iov_base, (unsigned)iov.iov_len, off, index[k]);
+			io_uring_prep_read_fixed(sqe, op->fd, iov.iov_base, (unsigned)iov.iov_len, at, index[k]);
 		else
-			io_uring_prep_write_fixed(sqe, op->fd, iov.iov_base, (unsigned)iov.iov_len, off, index[k]);
+			io_uring_prep_write_fixed(sqe, op->fd, iov.iov_base, (unsigned)iov.iov_len, at, index[k]);
 		ring_mark(ring, sqe, i, (unsigned)k);
-		off += iov.iov_len;
 	}
 	return true;
 }

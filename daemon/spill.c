@@ -25,6 +25,9 @@
 #include "loop.h"
 #include "spill_store.h"
 
+#define SMALL_BYTES (1u << 20) /* so much is on its way at once in however many transfers there are, */
+#define TRANSFERS_MIN 40u /* which are so many at least: some small ones wait while others move */
+
 /* ---- transfers ---- */
 
 void spill_submit(struct spill *spill, struct io_op *op)
@@ -177,6 +180,13 @@ uint64_t spill_longest(const struct spill *spill)
 	return spill->file.super.segment_bytes - 2 * SPILL_PAGE;
 }
 
+/* With @n transfers under way, of @most: may one of @bytes begin?  Of small ones more are on their way, so that those that lie side
+   by side can be moved as one while the next ones are made ready. */
+static bool transfer_may_begin(const struct spill *spill, unsigned n, unsigned most, uint64_t bytes)
+{
+	return n < most || spill->n_used_bytes + bytes <= SMALL_BYTES;
+}
+
 /* May a record of this length be written now? Return: 0; -errno as spill_write(). */
 static int write_refused(const struct spill *spill, uint64_t bytes)
 {
@@ -187,7 +197,8 @@ static int write_refused(const struct spill *spill, uint64_t bytes)
 	if (spill->health.state == SPILL_DOWN)
 		return -ENODEV;
 	/* two: closing a segment takes one for its flush */
-	if (spill->n_writes >= spill->max_writes || !spill->free_transfers || !spill->free_transfers->next)
+	if (spill->n_writes >= spill->n_transfers / 2 || !spill->free_transfers || !spill->free_transfers->next ||
+		!transfer_may_begin(spill, spill->n_writes, 2 * spill->opts.depth, bytes))
 		return -EAGAIN;
 	return 0;
 }
@@ -624,7 +635,8 @@ int spill_read(struct spill *spill, spill_place place, const struct spill_record
 	struct spill_memory *memory = NULL;
 	struct transfer *t;
 
-	if (packed && !(memory = spill_memory_take(spill, data_bytes)))
+	if (!transfer_may_begin(spill, spill->n_used, 4 * spill->opts.depth, record->bytes) ||
+		(packed && !(memory = spill_memory_take(spill, data_bytes))))
 		return -EAGAIN;
 	t = transfer_new(spill, lost ? TRANSFER_LOST : TRANSFER_READ, done, owner);
 	if (!t) {
@@ -704,10 +716,7 @@ void spill_flush_own(struct spill *spill)
 
 static int spill_make_transfers(struct spill *spill)
 {
-	unsigned depth = spill->opts.depth ? spill->opts.depth : 32;
-
-	spill->n_transfers = 4 * depth;
-	spill->max_writes = 2 * depth;
+	spill->n_transfers = 4 * spill->opts.depth > TRANSFERS_MIN ? 4 * spill->opts.depth : TRANSFERS_MIN;
 	spill->transfers = calloc(spill->n_transfers, sizeof(*spill->transfers));
 	spill->heads = aligned_alloc(SPILL_PAGE, (size_t)spill->n_transfers * 2 * SPILL_PAGE);
 	spill->health.probe.bytes = aligned_alloc(SPILL_PAGE, SPILL_PROBE_BYTES);
@@ -848,6 +857,7 @@ int spill_begin(struct spill **result, const struct spill_opts *opts, char messa
 	}
 	assert(opts->number < SPILL_STORES_MAX);
 	spill->opts = *opts;
+	spill->opts.depth = opts->depth ? opts->depth : 32;
 	spill->file.fd = -1;
 	spill->health.state = SPILL_UP;
 	r = spill_file_open(&spill->file, &spill->opts, note, direct);

@@ -349,7 +349,7 @@ struct spill {
 	const struct transfer *ended; /* whose done() is being called */
 	uint64_t read_event_ns; /* last time a read ended, or the first of many began */
 	unsigned n_reads;
-	unsigned n_transfers, n_writes, max_writes; /* n_transfers: all there are */
+	unsigned n_transfers, n_writes; /* n_transfers: all there are, of which half may be writes */
 	unsigned n_used;
 	uint64_t n_used_bytes;
 	bool telling; /* inside gone(): no transfer may be started */

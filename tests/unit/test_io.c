@@ -11,6 +11,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -470,6 +471,48 @@ static void writes_that_hang_leave_places_to_reads(void **state)
 		io_reap(f->io);
 	}
 	assert_int_equal(io_in_flight(f->io), 0);
+	close(pipes[0]);
+	close(pipes[1]);
+}
+
+static bool pipe_is_emptied(int fd, uint64_t deadline)
+{
+	int left = 1;
+
+	while (ioctl(fd, FIONREAD, &left) == 0 && left && loop_now() < deadline)
+		usleep(1000); /* what was started goes on without being reaped */
+	return !left;
+}
+
+/* Reads of a pipe, where they wait; it does not look at where they are said to lie. */
+static void small_ones_that_lie_side_by_side_share_a_place(void **state)
+{
+	static const uint64_t offs[] = {0, 100, 108, 92, 200};
+	enum { N = sizeof(offs) / sizeof(offs[0]) };
+	struct fixture *f = *state;
+	uint64_t deadline = loop_now() + 20 * SECOND;
+	struct job reads[N];
+	int pipes[2], left;
+
+	io_close(f->io);
+	assert_int_equal(open_with_depth(f, 1), 0);
+	assert_int_equal(pipe(pipes), 0);
+	for (unsigned i = 0; i < N; i++) {
+		reads[i] = job_of(IO_READ, pipes[0], offs[i], f->in + 8 * i, 8);
+		job_start(f, &reads[i]);
+	}
+	assert_int_equal(write(pipes[1], f->out, 8), 8); /* for the only one that was started */
+	while (!reads[0].n_done && loop_now() < deadline)
+		io_wait(f->io, deadline);
+	assert_int_equal(write(pipes[1], f->out, 24), 24);
+	assert_true(pipe_is_emptied(pipes[0], deadline));
+	assert_int_equal(write(pipes[1], f->out, 8), 8); /* the one apart has no place yet */
+	assert_int_equal(ioctl(pipes[0], FIONREAD, &left), 0);
+	assert_int_equal(left, 8);
+	while (io_in_flight(f->io) && loop_now() < deadline)
+		io_wait(f->io, deadline);
+	for (unsigned i = 0; i < N; i++)
+		assert_int_equal(reads[i].res, 8);
 	close(pipes[0]);
 	close(pipes[1]);
 }
@@ -1055,6 +1098,55 @@ static void short_and_refused_transfers_of_pinned_memory_are_continued(void **st
 	lent_memory_gone(memory, BUFFER, memory_fd);
 }
 
+/* Two pieces of memory each, forward or from the end; those that wait for the only place go together. */
+static void move_all(struct fixture *f, enum io_kind kind, uint8_t *memory, unsigned n, bool backward)
+{
+	struct job jobs[40];
+
+	assert_true(n <= 40);
+	for (unsigned i = 0; i < n; i++) {
+		unsigned k = backward ? n - 1 - i : i;
+
+		jobs[i] = job_of(
+			kind, f->direct_fd >= 0 ? f->direct_fd : f->fd, 12288 * k, memory + 12288 * k + 8192, 4096);
+		jobs[i].op.iov[1] = (struct iovec){memory + 12288 * k, 8192};
+		jobs[i].op.n_iov = 2;
+	}
+	for (unsigned i = 0; i < n; i++)
+		job_start(f, &jobs[i]);
+	while (io_in_flight(f->io))
+		io_wait(f->io, loop_now() + SECOND);
+	for (unsigned i = 0; i < n; i++)
+		assert_int_equal(jobs[i].res, 12288);
+}
+
+static void what_goes_together_comes_back_exact(void **state)
+{
+	enum { N = 40, BYTES = N * 12288 };
+	static const char *const faults[] = {"", "io.write.short=8192@%3,io.read.short=4096@%2",
+		"io.write=-EINTR@%3,io.read=-EINTR@%2", "io.write=-EAGAIN@%7,io.read=-EAGAIN@%5"};
+	struct fixture *f = *state;
+	int memory_fd;
+	uint8_t *memory = lent_memory(BUFFER, &memory_fd);
+
+	io_close(f->io);
+	assert_int_equal(open_with_depth(f, 1), 0);
+	for (unsigned i = 0; i < 4 * sizeof(faults) / sizeof(faults[0]); i++) {
+		for (unsigned k = 0; k < BYTES; k++)
+			memory[k] = (uint8_t)(f->out[k] + i);
+		if (faults[i / 4][0])
+			fault_arm(faults[i / 4]);
+		move_all(f, IO_WRITE, memory, N, i & 1);
+		memset(memory, 0, BYTES);
+		move_all(f, IO_READ, memory, N, i & 2);
+		fault_disarm();
+		for (unsigned k = 0; k < BYTES; k++)
+			if (memory[k] != (uint8_t)(f->out[k] + i))
+				fail_msg("round %u: byte %u is another one", i, k);
+	}
+	lent_memory_gone(memory, BUFFER, memory_fd);
+}
+
 static int pinning_refused(void *arg)
 {
 	struct late *late = arg;
@@ -1205,6 +1297,7 @@ int main(void)
 		WORKER(the_worker_takes_a_read_before_the_writes_that_wait_for_it),
 		ALL(what_is_worked_out_for_an_operation_is_there_when_it_starts_and_when_it_is_told),
 		RING(writes_that_hang_leave_places_to_reads),
+		RING(small_ones_that_lie_side_by_side_share_a_place),
 		ALL(a_stream_of_reads_does_not_stop_a_write_for_ever),
 		ALL(offsets_beyond_2_and_4_gib_are_exact),
 		ALL(a_transfer_over_2_gib_is_told_in_full),
@@ -1227,6 +1320,7 @@ int main(void)
 		RING(where_memory_cannot_be_pinned_one_line_says_so_and_the_ring_serves),
 		RING(refused_while_memory_is_pinned_threads_take_over),
 		ALL(many_requests_of_pinned_memory_come_back_exact),
+		ALL(what_goes_together_comes_back_exact),
 	};
 
 	return cmocka_run_group_tests_name("io", tests, NULL, NULL);

@@ -137,6 +137,37 @@ static void many_at_once_come_back_exact(void **state)
 	free(memory);
 }
 
+/* Without a look at what has ended. Return: how many were taken. */
+static unsigned write_until_refused(struct fixture *f, uint64_t bytes)
+{
+	unsigned n = 0;
+	int r = 0;
+
+	for (; r == 0; n += r == 0) {
+		struct spill_record record;
+
+		f->blocks[n].bytes = bytes;
+		record = block_record(&f->blocks[n]);
+		r = spill_write(f->spill, &record, f->out, &f->blocks[n], block_done, &f->blocks[n]);
+	}
+	assert_int_equal(r, -EAGAIN);
+	settle(f);
+	return n;
+}
+
+static void small_writes_are_on_their_way_beyond_the_depth_and_large_ones_are_not(void **state)
+{
+	struct fixture *f = *state;
+
+	fixture_close(f);
+	f->opts.depth = 1;
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(write_until_refused(f, 65536), 16); /* a MiB */
+	assert_int_equal(write_until_refused(f, 4096), 20); /* half of the transfers */
+	assert_int_equal(write_until_refused(f, 600000), 2);
+	assert_true(store_adds_up(f));
+}
+
 static void a_write_beside_a_full_queue_of_reads_waits_for_its_turn(void **state)
 {
 	struct fixture *f = *state;
@@ -1358,6 +1389,7 @@ int main(void)
 		BOTH(without_o_direct_it_is_the_same),
 		BOTH(many_at_once_come_back_exact),
 		BOTH(a_write_beside_a_full_queue_of_reads_waits_for_its_turn),
+		BOTH(small_writes_are_on_their_way_beyond_the_depth_and_large_ones_are_not),
 		ONCE(what_does_not_fit_a_segment_is_refused),
 		BOTH(a_forgotten_record_is_not_read_and_not_told_gone),
 		ONCE(a_record_asked_for_under_another_name_is_refused),
