@@ -11,6 +11,7 @@
 
 #include "log.h"
 #include "peer.h"
+#include "slab.h"
 #include "spill_set.h"
 #include "tier_parts.h"
 
@@ -115,25 +116,38 @@ static void drain_flushed(void *owner, int res, spill_place place)
 	job_answer_drain(tier->drain, false);
 }
 
-static bool drain_wants(const struct entry *e)
+/* The blocks a drain has to write, those of now, in the order in which they lie in memory: as that is the order in which they came,
+   by and large, what is read together later lies together in the store.  Return: how many; @todo: NULL, or room for them. */
+static uint64_t drain_list(const struct daemon *d, struct block_name *todo)
 {
-	return e->slot != NO_SLOT && !e->cold;
+	uint64_t n = 0;
+
+	for (uint32_t place = 0; place < d->pool.header->max_places; place++) {
+		const struct slab *slab = d->slabs[place];
+
+		for (uint32_t i = 0; slab && slab->ns && i < slab->n_slots; i++) {
+			uint64_t slot = (uint64_t)place * slab->n_slots + i;
+			const struct entry *e = slab->slots[i].who;
+
+			if (kvp_word_state(atomic_load(&slab->ns->blocks[slot].word)) != KVP_BLOCK_PUBLISHED || e->cold)
+				continue;
+			if (todo)
+				todo[n] = (struct block_name){slab->ns->id, e->key};
+			n++;
+		}
+	}
+	return n;
 }
 
-static bool drop_wants(const struct entry *e)
-{
-	return e->cold != 0;
-}
-
-/* List the blocks of @ns_id (0: of all) for a drain or a drop: those of now, what comes later is not its. */
-static int job_list(struct job *job, uint64_t ns_id, bool (*wants)(const struct entry *))
+/* List the cold blocks of @ns_id (0: of all) for a drop: those of now, what comes later is not its. */
+static int drop_list(struct job *job, uint64_t ns_id)
 {
 	uint64_t n = 0;
 
 	for (int count = 1; count >= 0; count--) {
 		for (struct ns *ns = job->d->namespaces; ns; ns = ns->next)
 			for (const struct entry *e = ns_entry_next(ns, NULL); e; e = ns_entry_next(ns, e)) {
-				if ((ns_id && ns->id != ns_id) || !wants(e))
+				if ((ns_id && ns->id != ns_id) || !e->cold)
 					continue;
 				if (count)
 					n++;
@@ -216,11 +230,14 @@ void tier_drain(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t d
 		peer_refuse(peer, KVP_MSG_DRAIN, msg_id, KVP_ENOMEM, "the daemon is out of memory");
 		return;
 	}
-	if (job_list(job, 0, drain_wants) < 0) {
+	job->n_todo = drain_list(d, NULL);
+	job->todo = calloc(job->n_todo ? job->n_todo : 1, sizeof(*job->todo));
+	if (!job->todo) {
 		job_free(job);
 		peer_refuse(peer, KVP_MSG_DRAIN, msg_id, KVP_ENOMEM, "the daemon is out of memory");
 		return;
 	}
+	drain_list(d, job->todo);
 	job->reclaimed = tier_reclaimed(d->tier);
 	d->tier->drain = job;
 	drain_step(d->tier);
@@ -365,7 +382,7 @@ void tier_store_drop(struct daemon *d, struct peer *peer, uint64_t msg_id, uint6
 		return;
 	}
 	job = job_new(JOB_DROP, NULL, peer, msg_id, deadline_ns);
-	r = job ? job_list(job, ns_id, drop_wants) : -ENOMEM;
+	r = job ? drop_list(job, ns_id) : -ENOMEM;
 	tier->drop = job;
 	if (r == 0)
 		r = spill_set_drop(tier->spill, ns_id, drop_marked, tier);

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "kvpool_desc.h"
+#include "kvpool_spill.h"
 #include "wire.h"
 
 #define KIB 1024u
@@ -360,6 +361,50 @@ static void after_a_drain_and_a_reboot_everything_is_back_under_its_old_keys(voi
 	assert_int_equal(COUNTER(f, cold), 30);
 	for (uint64_t k = 0; k < 30; k++)
 		assert_int_equal(comes_back(&f->ns, k, NULL), 1);
+}
+
+/* The slot of each block of which a record lies in the store, in the order of the log. Return: how many. */
+static unsigned slots_in_store(struct fixture *f, unsigned n_blocks, uint64_t *slots)
+{
+	char path[200], page[SPILL_PAGE];
+	unsigned n = 0;
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/" SPILL_STORE_NAME, f->spill);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	assert_true(fd >= 0);
+	while (n < n_blocks && read(fd, page, sizeof(page)) == (ssize_t)sizeof(page)) {
+		struct spill_disk_record disk;
+
+		memcpy(&disk, page, sizeof(disk));
+		for (uint64_t k = 0; le64toh(disk.magic) == SPILL_RECORD_MAGIC && k < n_blocks; k++) {
+			struct kvp_key key = wire_key(k);
+			struct wire_pinned pinned;
+
+			if (le64toh(disk.key[0]) != key.w[0] || le64toh(disk.key[1]) != key.w[1])
+				continue;
+			assert_true(wire_pin(&f->ns, &key, &pinned));
+			slots[n++] = pinned.slot;
+			wire_unpin(&f->ns, &pinned);
+		}
+	}
+	close(fd);
+	return n;
+}
+
+static void a_drain_writes_blocks_in_the_order_of_memory(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_wire_admin_done done;
+	uint64_t slots[30];
+
+	for (uint64_t k = 0; k < 30; k++)
+		put(&f->ns, k, NULL);
+	assert_int_equal(drain(f, &done), sizeof(done));
+	assert_int_equal(done.n_done, 30);
+	assert_int_equal(slots_in_store(f, 30, slots), 30);
+	for (unsigned i = 1; i < 30; i++)
+		assert_true(slots[i] > slots[i - 1]);
 }
 
 static void evict_ends_though_a_namespace_has_no_memory(void **state)
@@ -755,6 +800,7 @@ int main(int argc, char **argv)
 		WITH_SPILL(a_damaged_record_is_a_miss_that_says_so),
 		WITH_SPILL(after_a_kill_of_the_daemon_cold_blocks_are_found_again),
 		WITH_SPILL(after_a_drain_and_a_reboot_everything_is_back_under_its_old_keys),
+		WITH_SPILL(a_drain_writes_blocks_in_the_order_of_memory),
 		WITH_SPILL(evict_ends_though_a_namespace_has_no_memory),
 		WITH_SPILL(evict_drops_as_many_as_asked_though_they_are_written_first),
 		WITH_SPILL(what_goes_over_the_days_budget_is_dropped_and_counted_and_a_drain_is_not),
