@@ -161,12 +161,17 @@ struct ns_birth {
 /** ns_make() - make its object and list it. Return: 0; -KVP_E... */
 int ns_make(struct daemon *d, const struct ns_birth *birth, struct ns **ns, char reason[256]);
 
+struct ns_births;
 /** ns_file_save(), ns_file_load_all() - ns_file.c: namespaces come back with the store after a reboot */
 int ns_file_save(const struct ns *ns);
 void ns_file_remove(const struct ns *ns);
 int ns_file_load_all(struct daemon *d, char message[256]);
-/** ns_file_load_late() - those of a store that came back */
-void ns_file_load_late(struct daemon *d, const char *dir);
+/** ns_births_read() - what the files in @dir, which stays, say, behind what is in @births (or NULL); in any thread, for each file may
+ *  wait for the disk.  Return: NULL: no memory. */
+struct ns_births *ns_births_read(struct ns_births *births, const char *dir);
+/** ns_births_make() - make those that are not there yet, up to @until_ns of loop_now(). Return: there are more. */
+bool ns_births_make(struct daemon *d, struct ns_births *births, uint64_t until_ns);
+void ns_births_free(struct ns_births *births);
 /** ns_file_spread() - what is missing in one place is there at the next start too: @n files of those that lack, for each waits for
  *  the disk.  Return: there are more. */
 bool ns_file_spread(struct daemon *d, const char *dir, unsigned n);

@@ -12,6 +12,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -19,6 +20,7 @@
 
 #include "kvpool_desc.h"
 #include "log.h"
+#include "loop.h"
 #include "namespace.h"
 
 #define NS_FILE_MAGIC 0x31454c4946534e4bull
@@ -139,50 +141,116 @@ static const char *ns_file_bad(const struct ns_file *file, ssize_t n)
 	return NULL;
 }
 
-static void ns_file_load(struct daemon *d, const char *path, int dir, const char *name, bool with_base)
+static void ns_file_passed_over(const char *path, const char *name, const char *why)
 {
-	struct ns_file file;
+	log_warn("%s/%s is passed over, so no block of its namespace comes back from the store: %s", path, name, why);
+}
+
+/* Return: it is one of a namespace.  If not, that is said. */
+static bool ns_file_read(const char *path, int dir, const char *name, struct ns_file *file)
+{
 	struct stat st;
-	char reason[256] = "";
 	const char *bad = NULL;
-	struct ns *ns;
 	ssize_t n = -1;
 	int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
 
 	if (fd < 0)
-		return;
+		return false;
 	if (fstat(fd, &st) < 0 || st.st_uid != geteuid() || (st.st_mode & 077))
 		bad = "it must be the daemon's user's own, mode 0600: chown and chmod it, and restart";
 	else
-		n = read(fd, &file, sizeof(file));
+		n = read(fd, file, sizeof(*file));
 	close(fd);
 	if (!bad)
-		bad = ns_file_bad(&file, n);
-	if (bad && with_base)
-		return; /* said the first time */
-	if (!bad && (ns_find(d, file.birth.id) || (file.birth.base_id != 0) != with_base))
-		return;
-	if (!bad && ns_make(d, &file.birth, &ns, reason) < 0)
-		bad = reason;
+		bad = ns_file_bad(file, n);
 	if (bad)
-		log_warn("%s/%s is passed over, so no block of its namespace comes back from the store: %s", path, name,
-			bad);
+		ns_file_passed_over(path, name, bad);
+	return !bad;
 }
 
-static void ns_file_load_dir(struct daemon *d, const char *path, bool with_base)
+struct birth {
+	const char *path; /* of the directory it was found in */
+	struct ns_birth birth;
+};
+
+struct ns_births {
+	struct birth *items; /* those that have no base first */
+	uint32_t n, room, at;
+};
+
+static bool births_add(struct ns_births *births, const char *path, const struct ns_birth *birth)
+{
+	if (births->n == births->room) {
+		uint32_t room = births->room ? 2 * births->room : 16;
+		struct birth *items = realloc(births->items, room * sizeof(*items));
+
+		if (!items)
+			return false;
+		births->items = items;
+		births->room = room;
+	}
+	births->items[births->n++] = (struct birth){path, *birth};
+	return true;
+}
+
+static int births_compare(const void *a, const void *b)
+{
+	const struct birth *x = a, *y = b;
+
+	return (x->birth.base_id != 0) - (y->birth.base_id != 0);
+}
+
+struct ns_births *ns_births_read(struct ns_births *births, const char *path)
 {
 	DIR *dir = opendir(path);
 	struct dirent *entry;
+	struct ns_file file;
 
-	if (!dir)
-		return;
-	while ((entry = readdir(dir))) {
+	if (!births)
+		births = calloc(1, sizeof(*births));
+	while (dir && births && (entry = readdir(dir))) {
 		size_t n = strlen(entry->d_name);
 
-		if (!strncmp(entry->d_name, "ns-", 3) && n > 5 && !strcmp(entry->d_name + n - 5, ".kvns"))
-			ns_file_load(d, path, dirfd(dir), entry->d_name, with_base);
+		if (strncmp(entry->d_name, "ns-", 3) || n <= 5 || strcmp(entry->d_name + n - 5, ".kvns"))
+			continue;
+		if (ns_file_read(path, dirfd(dir), entry->d_name, &file) && !births_add(births, path, &file.birth))
+			break;
 	}
-	closedir(dir);
+	if (dir)
+		closedir(dir);
+	if (births && births->n)
+		qsort(births->items, births->n, sizeof(*births->items), births_compare);
+	return births;
+}
+
+void ns_births_free(struct ns_births *births)
+{
+	if (births)
+		free(births->items);
+	free(births);
+}
+
+static void births_passed_over(const struct birth *b, const char *why)
+{
+	char name[32];
+
+	snprintf(name, sizeof(name), "ns-%016" PRIx64 ".kvns", b->birth.id);
+	ns_file_passed_over(b->path, name, why);
+}
+
+bool ns_births_make(struct daemon *d, struct ns_births *births, uint64_t until_ns)
+{
+	for (; births && births->at < births->n; births->at++) {
+		const struct birth *b = &births->items[births->at];
+		char reason[256] = "";
+		struct ns *ns;
+
+		if (loop_now() >= until_ns)
+			return true;
+		if (!ns_find(d, b->birth.id) && ns_make(d, &b->birth, &ns, reason) < 0)
+			births_passed_over(b, reason);
+	}
+	return false;
 }
 
 bool ns_file_spread(struct daemon *d, const char *dir, unsigned n)
@@ -207,6 +275,7 @@ bool ns_file_spread(struct daemon *d, const char *dir, unsigned n)
 int ns_file_load_all(struct daemon *d, char message[256])
 {
 	const char *dir = config_namespace_dir(&d->config, 0);
+	struct ns_births *births = NULL;
 
 	/* of a store's own directory the store tells more; this one is nobody else's to miss */
 	if (dir == d->config.namespace_dir && access(dir, R_OK | W_OK | X_OK) < 0) {
@@ -215,17 +284,11 @@ int ns_file_load_all(struct daemon *d, char message[256])
 			dir, strerror(errno));
 		return -errno;
 	}
-	/* bases first */
-	for (int with_base = 0; with_base <= 1; with_base++)
-		for (unsigned i = 0; (dir = config_namespace_dir(&d->config, i)); i++)
-			ns_file_load_dir(d, dir, with_base);
+	for (unsigned i = 0; (dir = config_namespace_dir(&d->config, i)); i++)
+		births = ns_births_read(births, dir);
+	ns_births_make(d, births, UINT64_MAX);
+	ns_births_free(births);
 	for (unsigned i = 0; (dir = config_namespace_dir(&d->config, i)); i++)
 		ns_file_spread(d, dir, UINT_MAX);
 	return 0;
-}
-
-void ns_file_load_late(struct daemon *d, const char *dir)
-{
-	for (int with_base = 0; with_base <= 1; with_base++)
-		ns_file_load_dir(d, dir, with_base);
 }

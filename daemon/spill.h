@@ -74,9 +74,11 @@ struct spill_opts {
 	/* Recovery: a record was found. Return the cookie, or NULL: not wanted. A later one of the same key replaces the
 	   earlier: the caller calls spill_forget() for the one it does not keep.  *spill is set by then. */
 	void *(*found)(void *owner, const struct spill_record *record, spill_place place);
-	/* spill_set only, inside spill_set_tick(): store @number, missing at the start, is there; its records are told next. And:
-	   all of them are told, it serves. Or NULL. */
-	void (*arrived)(void *owner, unsigned number);
+	/* spill_set only, of store @number, missing at the start: it is there, in the thread that has opened it, for what may wait for
+	   its disk.  Then, inside spill_set_tick(), again and again as long as the answer is that there is more to do before its
+	   records are told.  And: all of them are told, it serves.  Or NULL. */
+	void (*opened)(void *owner, unsigned number);
+	bool (*arrived)(void *owner, unsigned number);
 	void (*joined)(void *owner, unsigned number);
 	/* While spill_open() works through a large store, about once a second, for whoever waits; or NULL. */
 	void (*progress)(void *owner, uint64_t segments_done, uint64_t segments);

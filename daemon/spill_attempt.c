@@ -53,6 +53,8 @@ static void *attempt_run(void *owner)
 	attempt->error = attempt_check(attempt);
 	if (!attempt->error)
 		attempt->error = spill_begin(&attempt->spill, &attempt->opts, attempt->message);
+	if (!attempt->error && attempt->opts.opened)
+		attempt->opts.opened(attempt->opts.owner, attempt->opts.number);
 	if (attempt->error && attempt->opts.lock_fd >= 0)
 		close(attempt->opts.lock_fd);
 	atomic_store(&attempt->ended, true);

@@ -29,6 +29,7 @@ struct member {
 	int error;
 	bool was_down;
 	bool telling; /* it came back, and not all of its records are told: it is read, no more */
+	bool arriving; /* none of them is told yet: arrived() has more to do */
 	struct spill_attempt *attempt; /* to open it, under way */
 	uint64_t retry_ns; /* the next one */
 	char message[256]; /* of its start */
@@ -338,15 +339,19 @@ static void member_arrived(struct spill_set *set, struct member *member, struct 
 	}
 	spill_peek(&member->opts, &member->id);
 	member->telling = true;
+	member->arriving = member->opts.arrived != NULL;
 	member->error = 0;
-	if (member->opts.arrived)
-		member->opts.arrived(member->opts.owner, member->opts.number);
 }
 
 static void member_tell(struct member *member)
 {
-	int r = spill_tell_some(&member->spill, TELL_RECORDS, member->message);
+	int r;
 
+	if (member->arriving) {
+		member->arriving = member->opts.arrived(member->opts.owner, member->opts.number);
+		return;
+	}
+	r = spill_tell_some(&member->spill, TELL_RECORDS, member->message);
 	if (r > 0)
 		return;
 	member->telling = false;

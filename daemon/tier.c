@@ -28,6 +28,7 @@
 
 #define CHILDREN_LOOKED_AT 64
 #define PROGRESS_NS 5000000000ull /* between lines that tell how far the start is */
+#define BIRTHS_NS 2000000ull /* in a tick for namespaces of a store that came back */
 #define LINK_BUCKETS 16384 /* of keys, linked in a tick: some milliseconds */
 
 /* ---- writes ---- */
@@ -307,17 +308,30 @@ static void tier_say_nobodys(struct tier *tier, const char *path)
 
 /* ---- a store that was missing ---- */
 
-static void tier_store_arrived(void *owner, unsigned i)
+/* In the thread that opened it: a thousand files are read in milliseconds, or in as long as that disk takes. */
+static void tier_store_opened(void *owner, unsigned i)
+{
+	struct daemon *d = owner;
+
+	ns_births_free(d->tier->births[i]); /* of a time when it was there, and could not be watched */
+	d->tier->births[i] = NULL;
+	if (!d->config.stores[i].device) /* those of devices lie elsewhere */
+		d->tier->births[i] = ns_births_read(NULL, d->config.stores[i].path);
+}
+
+static bool tier_store_arrived(void *owner, unsigned i)
 {
 	struct daemon *d = owner;
 	const char *path = d->config.stores[i].path;
 
 	d->tier->store_nodes[i] = store_node(path);
 	d->tier->store_devices[i] = spill_device(path);
-	if (d->config.stores[i].device) /* those of devices lie elsewhere */
-		return;
-	ns_file_load_late(d, path);
-	d->tier->store_lacks_files[i] = true;
+	if (ns_births_make(d, d->tier->births[i], loop_now() + BIRTHS_NS))
+		return true;
+	ns_births_free(d->tier->births[i]);
+	d->tier->births[i] = NULL;
+	d->tier->store_lacks_files[i] = !d->config.stores[i].device;
+	return false;
 }
 
 /* One a tick, for each waits for the disk. */
@@ -437,6 +451,7 @@ static int tier_open_spill(struct daemon *d, char message[256])
 			.layers_came = tier_layers_came,
 			.found = tier_found,
 			.charged = quota_spill_charged,
+			.opened = tier_store_opened,
 			.arrived = tier_store_arrived,
 			.joined = tier_store_joined,
 			.progress = tier_progress};

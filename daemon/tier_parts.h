@@ -80,6 +80,8 @@ struct tier {
 		*keys; /* of the stores, or NULL; left to the end of the process, as a worker of a hung disk may be */
 	int store_nodes[CONFIG_STORES_MAX]; /* the kernel's numbers; -1: not known */
 	uint64_t opening_ns; /* when opening the stores began */
+	struct ns_births
+		*births[CONFIG_STORES_MAX]; /* of a store that came back: the thread's that opens it, then the loop's */
 	bool store_lacks_files[CONFIG_STORES_MAX]; /* it came back: of namespaces, perhaps */
 	uint32_t store_devices[CONFIG_STORES_MAX]; /* spill_device(), as far as known */
 	enum {

@@ -5,6 +5,9 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include "../../daemon/spill_set.h"
 #include "spill_fixture.h"
 
@@ -20,6 +23,7 @@ struct stores {
 	char dirs[STORES][80];
 	uint8_t *out[BLOCKS]; /* of each block: what is being written stays as it is */
 	unsigned n;
+	unsigned n_opened, n_arrived; /* calls for a store that came back */
 	bool serving; /* as the daemon: of stores that come later what is known already is not wanted */
 	char message[256];
 };
@@ -282,6 +286,47 @@ static void move_away(struct stores *s, unsigned i, char away[100])
 {
 	snprintf(away, 100, "%s.away", s->dirs[i]);
 	assert_int_equal(rename(s->dirs[i], away), 0);
+}
+
+static void set_opened(void *owner, unsigned number)
+{
+	struct stores *s = owner;
+
+	s->n_opened += number == 1 && syscall(SYS_gettid) != getpid();
+}
+
+static bool set_arrived(void *owner, unsigned number)
+{
+	struct stores *s = owner;
+
+	s->n_arrived += number == 1 && s->n_opened == 1 && !s->f->n_found;
+	return s->n_arrived < 3;
+}
+
+static void nothing_is_told_of_a_store_that_comes_back_before_what_it_needs_is_made(void **state)
+{
+	struct stores *s = *state;
+	char away[100];
+	unsigned lost = 0;
+
+	for (unsigned k = 0; k < 60; k++)
+		assert_int_equal(set_put(s, k, SIZE), 0);
+	assert_int_equal(set_flush(s), 0);
+	for (unsigned k = 0; k < 60; k++)
+		lost += store_of(s, k) == 1;
+	stores_close(s);
+	move_away(s, 1, away);
+	s->opts[1].opened = set_opened;
+	s->opts[1].arrived = set_arrived;
+	assert_int_equal(stores_open(s), 0);
+	s->f->n_found = 0;
+	assert_int_equal(rename(away, s->dirs[1]), 0);
+	tick_until(s, 1, SPILL_UP);
+	assert_int_equal(s->n_opened, 1);
+	assert_int_equal(s->n_arrived, 3);
+	assert_int_equal(s->f->n_found, lost);
+	for (unsigned k = 0; k < 60; k++)
+		assert_int_equal(set_get(s, k), 0);
 }
 
 static void a_store_that_comes_back_joins_and_nothing_newer_is_overwritten(void **state)
@@ -783,6 +828,7 @@ int main(void)
 		SET(with_nothing_to_do_the_store_with_the_most_room_gets_it),
 		SET(after_a_restart_each_store_is_found_by_what_is_in_it_whatever_its_place),
 		SET(a_store_missing_at_the_start_is_said_and_the_others_serve_until_it_is_back),
+		SET(nothing_is_told_of_a_store_that_comes_back_before_what_it_needs_is_made),
 		SET(a_store_that_comes_back_joins_and_nothing_newer_is_overwritten),
 		SET(with_no_store_at_all_the_start_goes_on_and_they_join_when_they_come),
 		SET(a_store_that_can_never_be_is_a_reason_not_to_start),
