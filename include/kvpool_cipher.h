@@ -314,7 +314,7 @@ static inline int spill_record_encrypt(struct spill_cipher *cipher, void *page, 
 static inline int spill_box_decrypt(
 	struct spill_cipher *cipher, const struct spill_disk_record *disk, struct spill_record *record)
 {
-	struct spill_disk_box box;
+	struct spill_disk_box box = {.ns_id = 0}; /* no analyzer sees into libcrypto */
 	int r = spill_cipher_begin(cipher, le64toh(disk->key_id), SPILL_LABEL_RECORD, disk->salt);
 
 	if (r == 0)
