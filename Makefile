@@ -213,6 +213,10 @@ $(BUILD)/kvbench-attn: $(BUILD)/obj/tests/bench/attn.o $(BUILD)/libkvattn.a
 $(BUILD)/kvbench-policy: $(BUILD)/obj/tests/bench/policy.o $(POLICY_OBJ)
 	$(call note,LD,$@)
 	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o %.a,$^) -lm -o $@
+# what a device takes for records, whoever moves them
+$(BUILD)/kvbench-ring: $(BUILD)/obj/tests/bench/ring.o
+	$(call note,LD,$@)
+	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(call pkg,liburing) -o $@
 PEERS_HERE := $(if $(wildcard /usr/include/lmdb.h),$(if $(wildcard /usr/include/hiredis/hiredis.h),yes))
 $(BUILD)/obj/tests/bench/%.o: ALL_CFLAGS += -I/usr/include/hiredis
 

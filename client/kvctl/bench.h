@@ -89,6 +89,10 @@ int bench_ask_daemon(const char *socket, uint16_t type);
  */
 double bench_peer(const char *what, const char *peer, uint64_t n_blocks, uint64_t block_bytes, unsigned n_processes);
 
+/** bench_ring_us() - what blocks as kvpool has them take of the device by a bare ring, by kvbench-ring; arguments as
+ *  below. Return: microseconds a block; < 0: it is not there, or failed. */
+double bench_ring_us(const char *file, bool write, uint64_t block_bytes, unsigned depth, uint64_t bytes);
+
 /** bench_fio_there() - is fio installed? */
 bool bench_fio_there(void);
 /** bench_fio_speed() - MB/s of @bytes of @file in pieces of @block_bytes, @depth at once; writes with their flush. 0: it failed. */

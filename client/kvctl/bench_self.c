@@ -241,11 +241,26 @@ int bench_ask_daemon(const char *socket, uint16_t type)
 	return admin_do(&options, NULL, type, &ask, sizeof(ask), ASK_NS, &done);
 }
 
+/* Return: what a program says with "ns VALUE"; < 0: @line has why not, or nothing. */
+static double command_ns(const char *command, char line[256])
+{
+	FILE *out = popen(command, "re");
+	double ns;
+
+	line[0] = 0;
+	if (out) {
+		if (!fgets(line, 256, out))
+			line[0] = 0;
+		pclose(out);
+	}
+	line[strcspn(line, "\n")] = 0;
+	return sscanf(line, "ns %lf", &ns) == 1 && ns > 0 ? ns : -1;
+}
+
 double bench_peer(const char *what, const char *peer, uint64_t n_blocks, uint64_t block_bytes, unsigned n_processes)
 {
-	char path[PATH_MAX], command[PATH_MAX + 128], line[256] = "";
+	char path[PATH_MAX], command[PATH_MAX + 128], line[256];
 	double ns;
-	FILE *out;
 
 	program_path("kvbench-peers", path);
 	if (!strchr(path, '/')) {
@@ -256,15 +271,18 @@ double bench_peer(const char *what, const char *peer, uint64_t n_blocks, uint64_
 		block_bytes, n_processes);
 	snprintf(command, sizeof(command), "'%s' %s %s %" PRIu64 " %" PRIu64 " %u", path, what, peer, n_blocks,
 		block_bytes, n_processes);
-	out = popen(command, "re");
-	if (out) {
-		if (!fgets(line, sizeof(line), out))
-			line[0] = 0;
-		pclose(out);
-	}
-	if (sscanf(line, "ns %lf", &ns) == 1 && ns > 0)
-		return ns;
-	line[strcspn(line, "\n")] = 0;
-	bench_say("%s left out: %s", peer, strncmp(line, "skip ", 5) ? "no answer from kvbench-peers" : line + 5);
-	return -1;
+	ns = command_ns(command, line);
+	if (ns < 0)
+		bench_say(
+			"%s left out: %s", peer, strncmp(line, "skip ", 5) ? "no answer from kvbench-peers" : line + 5);
+	return ns;
+}
+
+double bench_ring_us(const char *file, bool write, uint64_t block_bytes, unsigned depth, uint64_t bytes)
+{
+	char path[PATH_MAX], command[2 * PATH_MAX], line[256];
+
+	snprintf(command, sizeof(command), "exec '%s' '%s' %s %" PRIu64 " %u %" PRIu64 " 2>/dev/null",
+		program_path("kvbench-ring", path), file, write ? "write" : "read", block_bytes, depth, bytes);
+	return command_ns(command, line) / 1e3;
 }

@@ -14,10 +14,10 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include "bench.h"
 #include "kvctl.h"
+#include "kvpool_spill.h"
 #include "kvpool_wire.h"
 #include "load.h"
 #include "pool.h"
@@ -30,6 +30,7 @@
 #define WAIT_NS 60000000000ull
 #define TARGET (1 / 0.95)
 #define BAND 0.05 /* half of it; wider: nothing can be claimed */
+#define RING_BELOW MIB
 #define CPU_LIMIT 0.15 /* cores a GB/s beside the checksum */
 #define LATENCY_BLOCK MIB
 #define LATENCY_SAMPLES 256u
@@ -52,6 +53,7 @@ struct spill_bench {
 /* One round, MB/s: [0] spill, [1] restore. */
 struct spill_round {
 	double ours[2], fio[2], again[2];
+	double ring_us[2]; /* of small blocks: by a bare ring; else 0 */
 };
 
 static double mb_per_s(uint64_t bytes, uint64_t start_ns)
@@ -89,7 +91,7 @@ static double hash_cost(void)
 	for (unsigned i = 0; i < 5; i++) {
 		uint64_t start = load_cpu_ns(), took;
 
-		sink = XXH3_128bits(memory, bytes).low64;
+		sink = spill_hash_data(memory, bytes).w[0];
 		took = load_cpu_ns() - start;
 		best = took < best ? took : best;
 	}
@@ -162,6 +164,13 @@ static void fio_pass(const struct spill_bench *s, uint64_t block_bytes, double s
 		speed[side] = bench_fio_speed(s->file, side == 0, block_bytes, s->bench->depth, VOLUME);
 }
 
+/* fio's buffers stay in a cache, for small blocks; those of a pool do not, and have a header. */
+static void ring_pass(const struct spill_bench *s, uint64_t block_bytes, double us[2])
+{
+	for (unsigned side = 0; side < 2 && s->fio && block_bytes < RING_BELOW; side++)
+		us[side] = bench_ring_us(s->file, side == 0, block_bytes, s->bench->depth, VOLUME);
+}
+
 /* Who comes first changes from round to round. */
 static int take_round(struct spill_bench *s, unsigned i, uint64_t block_bytes, struct spill_round *round)
 {
@@ -173,6 +182,7 @@ static int take_round(struct spill_bench *s, unsigned i, uint64_t block_bytes, s
 	r = our_pass(s, block_bytes, round->ours);
 	if (i % 2 == 0)
 		fio_pass(s, block_bytes, round->fio);
+	ring_pass(s, block_bytes, round->ring_us);
 	fio_pass(s, block_bytes, round->again);
 	return r;
 }
@@ -206,6 +216,23 @@ static void size_row(struct spill_bench *s, uint64_t block_bytes, unsigned side,
 		"%s %" PRIu64 " KiB x %u", name, block_bytes / KIB, s->bench->depth);
 }
 
+/* What of that is of the records and not of who moves them. */
+static void ring_row(struct spill_bench *s, uint64_t block_bytes, unsigned side, const struct spill_round *rounds)
+{
+	double fio[BENCH_PAIRS_MAX], ratio[BENCH_PAIRS_MAX];
+	const char *name = side == 0 ? "spill" : "restore";
+	unsigned n = s->bench->pairs;
+
+	for (unsigned i = 0; i < n; i++) {
+		if (rounds[i].ring_us[side] <= 0 || rounds[i].fio[side] <= 0)
+			return;
+		fio[i] = (double)block_bytes / rounds[i].fio[side];
+		ratio[i] = rounds[i].ring_us[side] / fio[i];
+	}
+	bench_row(s->bench, "us", load_median(fio, n) * load_median(ratio, n), "fio", load_median(fio, n),
+		BENCH_NO_TARGET, "a bare ring: %s %" PRIu64 " KiB x %u", name, block_bytes / KIB, s->bench->depth);
+}
+
 static int size_measure(struct spill_bench *s, uint64_t block_bytes)
 {
 	struct spill_round rounds[BENCH_PAIRS_MAX];
@@ -222,8 +249,10 @@ static int size_measure(struct spill_bench *s, uint64_t block_bytes)
 	for (unsigned i = 0; !r && i < s->bench->pairs; i++)
 		r = take_round(s, i, block_bytes, &rounds[i]);
 	load_close(&s->load);
-	for (unsigned side = 0; !r && side < 2; side++)
+	for (unsigned side = 0; !r && side < 2; side++) {
 		size_row(s, block_bytes, side, rounds);
+		ring_row(s, block_bytes, side, rounds);
+	}
 	return r;
 }
 

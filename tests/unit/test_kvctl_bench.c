@@ -160,14 +160,30 @@ static void fio_taken_away(void)
 	snprintf(dir, sizeof(dir), "%.*s", (int)strcspn(getenv("PATH"), ":"), getenv("PATH"));
 	snprintf(path, sizeof(path), "%s/fio", dir);
 	unlink(path);
+	snprintf(path, sizeof(path), "%s/kvbench-ring", dir);
+	unlink(path);
 	rmdir(dir);
 	setenv("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", 1);
+}
+
+/* Where fio was given too: 20 us for each block. */
+static void given_ring(void)
+{
+	char path[80];
+	FILE *script;
+
+	snprintf(path, sizeof(path), "%.*s/kvbench-ring", (int)strcspn(getenv("PATH"), ":"), getenv("PATH"));
+	script = fopen(path, "w");
+	assert_non_null(script);
+	fprintf(script, "#!/bin/sh\necho 'ns 20000'\n");
+	fclose(script);
+	assert_int_equal(chmod(path, 0700), 0);
 }
 
 static void spill_stands_beside_fio_at_each_size(void **state)
 {
 	struct fake *f = *state;
-	unsigned n = 0;
+	unsigned n = 0, n_ring = 0;
 	json_t *rows;
 
 	need_kvpoold();
@@ -175,6 +191,7 @@ static void spill_stands_beside_fio_at_each_size(void **state)
 	given_fio(
 		"{\"jobs\": [{\"job_runtime\": 200, \"read\": {\"runtime\": 100, \"io_bytes\": 100000000, \"clat_ns\": "
 		"{\"percentile\": {\"99.000000\": 5000}}}, \"write\": {\"runtime\": 100, \"io_bytes\": 100000000}}]}");
+	given_ring();
 	assert_in_range(run(f, "bench", "spill", "--self", "--json", "--pairs", "1", "--depth", "8"), 0, 1);
 	fio_taken_away();
 	rows = json_loads(f->out, 0, NULL);
@@ -185,6 +202,11 @@ static void spill_stands_beside_fio_at_each_size(void **state)
 		double fio = json_number_value(json_object_get(row, "yardstick_value"));
 		unsigned kib = 0;
 
+		if (!strncmp(name, "a bare ring: ", 13)) { /* what of it is the memory's: 64 and 256 KiB */
+			assert_true(fabs(json_number_value(json_object_get(row, "value")) - 20) < 0.001);
+			assert_true(json_is_null(json_object_get(row, "ok")));
+			n_ring++;
+		}
 		if (sscanf(name, "spill %u KiB x 8", &kib) == 1)
 			assert_true(fabs(fio - kib * 1024 / 500.) < 0.001); /* us at 500 MB/s */
 		else if (sscanf(name, "restore %u KiB x 8", &kib) == 1)
@@ -196,6 +218,7 @@ static void spill_stands_beside_fio_at_each_size(void **state)
 		n++;
 	}
 	assert_int_equal(n, 8);
+	assert_int_equal(n_ring, 4);
 	json_decref(rows);
 }
 
