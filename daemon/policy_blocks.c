@@ -11,7 +11,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define GHOST_LINES_MIN 1024u
+#define GHOST_LINES_MIN \
+	12500u /* a hundred thousand blocks: a small pool meets as many that come back as a large one does */
 #define BUCKETS_MIN 4096u
 #define NODES_MIN 1024u
 #define HUGE_PAGE (2ul << 20)
@@ -106,6 +107,7 @@ static uint8_t ghost_class(uint64_t ghost)
 
 static bool ghosts_init(struct ghosts *g, uint64_t capacity)
 {
+	static_assert(sizeof(*g->line) == REMEMBERED * sizeof(uint64_t), "a line for each block");
 	g->n_lines = capacity > GHOST_LINES_MIN ? capacity : GHOST_LINES_MIN;
 	g->line = with_huge_pages(calloc(g->n_lines, sizeof(*g->line)), g->n_lines * sizeof(*g->line));
 	return g->line;
@@ -208,14 +210,37 @@ uint32_t blocks_find(const struct blocks *b, const struct kvp_key *key)
 	return i;
 }
 
-void blocks_prefetch(const struct blocks *b, const struct kvp_key *key, bool soon)
+/* A node lies across two cache lines, and what is asked for first is in the first of them. */
+static void node_prefetch(const struct node *node)
+{
+	__builtin_prefetch(node, 1);
+	__builtin_prefetch((const char *)(node + 1) - 1, 1);
+}
+
+void blocks_prefetch(const struct blocks *b, const struct kvp_key *key, enum blocks_step step)
 {
 	const uint32_t *bucket = blocks_bucket(b, block_hash(b, key));
+	const struct node *node;
 
-	if (soon && *bucket)
-		__builtin_prefetch(&b->node[*bucket]);
-	else if (!soon)
+	if (step == STEP_BUCKET) {
 		__builtin_prefetch(bucket);
+		return;
+	}
+	if (!*bucket)
+		return;
+	node = &b->node[*bucket];
+	if (step == STEP_NODE)
+		node_prefetch(node);
+	else if (node->hash_next && memcmp(&node->key, key, sizeof(*key)))
+		node_prefetch(&b->node[node->hash_next]);
+}
+
+void blocks_prefetch_neighbours(const struct blocks *b, uint32_t i)
+{
+	for (unsigned s = 0; s < SETS; s++) {
+		node_prefetch(&b->node[b->node[i].link[s].prev]);
+		node_prefetch(&b->node[b->node[i].link[s].next]);
+	}
 }
 
 static uint32_t blocks_new(struct blocks *b)

@@ -18,6 +18,8 @@
 #define LAG_Z 1.5 /* behind, before it does so no more */
 #define LEAD_MEMORY(capacity) \
 	(4.0 * (double)(capacity) + 20000) /* blocks asked for until the lead is forgotten to 1/e */
+#define STEP \
+	4u /* blocks of a chain between one step of fetching a node and the next; before the first one numbers wrap */
 #define CHILDREN_LOOKED_AT 8u
 #define FIRST_LOOKS 8u /* of the first to go that may be in use, then others are named */
 #define CHILDREN_PASSED 4096u /* that are not in the set */
@@ -264,24 +266,27 @@ static int64_t learned_chain(struct learned *l, const struct kvp_key *keys, uint
 		l->chain = chain;
 		l->room = n;
 	}
-	for (uint64_t k = 0; k < n && k < 8; k++)
-		blocks_prefetch(&l->blocks, &keys[k], false);
-	for (uint64_t k = 0; k < n; k++) {
+	for (uint64_t k = 0; k < n + 3 * STEP; k++) {
+		uint64_t at = k - 3 * STEP;
 		uint32_t i;
 
-		if (k + 8 < n)
-			blocks_prefetch(&l->blocks, &keys[k + 8], false);
-		if (k + 4 < n)
-			blocks_prefetch(&l->blocks, &keys[k + 4], true);
-		i = blocks_get(&l->blocks, &keys[k]);
+		if (k < n)
+			blocks_prefetch(&l->blocks, &keys[k], STEP_BUCKET);
+		if (k - STEP < n)
+			blocks_prefetch(&l->blocks, &keys[k - STEP], STEP_NODE);
+		if (k - 2 * STEP < n)
+			blocks_prefetch(&l->blocks, &keys[k - 2 * STEP], STEP_NEXT);
+		if (at >= n)
+			continue;
+		i = blocks_get(&l->blocks, &keys[at]);
 		if (!i)
 			return -ENOMEM;
 		if (l->blocks.node[i].request == l->request)
 			return -EINVAL; /* the same key twice: no chain */
 		l->blocks.node[i].request = l->request;
-		blocks_hang(&l->blocks, i, k ? l->chain[k - 1] : 0);
+		blocks_hang(&l->blocks, i, at ? l->chain[at - 1] : 0);
 		l->chain[l->n_chain++] = i;
-		if (known == k && l->blocks.node[i].uses)
+		if (known == at && l->blocks.node[i].uses)
 			known++;
 	}
 	return (int64_t)known;
@@ -390,8 +395,11 @@ int64_t learned_request(struct learned *l, const struct kvp_key *keys, uint64_t 
 	if (known < 0)
 		return known;
 	match = learner_match((uint64_t)known, n);
-	for (uint64_t k = 0; k < n; k++)
+	for (uint64_t k = 0; k < n; k++) {
+		if (k + STEP < n)
+			blocks_prefetch_neighbours(&l->blocks, l->chain[k + STEP]);
 		learned_touch(l, l->chain[k], match, now, hint);
+	}
 	if (l->guarded) {
 		uint64_t learned = shadow_serve(l, &l->set[SET_LEARNED], now);
 
@@ -558,7 +566,7 @@ struct learned *learned_new(uint64_t capacity, bool guarded, uint64_t seed)
 	}
 	l->set[SET_MEMORY].by_worth = !guarded;
 	l->set[SET_LEARNED].by_worth = true;
-	learner_init(&l->learner);
+	learner_init(&l->learner, capacity);
 	return l;
 }
 
@@ -575,6 +583,7 @@ bool learned_resize(struct learned *l, uint64_t capacity)
 {
 	l->full = l->full && capacity <= l->capacity;
 	l->capacity = capacity;
+	learner_sample(&l->learner, capacity);
 	return blocks_resize(&l->blocks, capacity);
 }
 

@@ -2,14 +2,17 @@
  * policy_learner.c - how likely a block of a class is used again at an age, learned while serving
  *
  * A proportional hazard: one curve over age for all, times a factor each for how often a block was used, how much of its request was known and what
- * the client said, by bands of age.  Counted from a sample of touches; one that is not followed by another counts against each age it reaches.
+ * the client said, by bands of age.  One touch that is not followed by another counts against each age it reaches.  The ring of touches must go
+ * back as far as blocks stay, or nothing is learned of the ages at which they come back: of many blocks it holds a sample, by key; of few all
+ * of them, as which ones are sampled makes a difference there.
  */
 #include "policy_parts.h"
 
 #include <math.h>
 #include <string.h>
 
-#define SAMPLE_MASK 1u /* of block tags: every other block */
+#define SAMPLE_MASK_MAX 0xffffu
+#define TAG(tag) ((tag)&0xffffff) /* as much as the ring keeps */
 #define HAZARD_MAX 0.9
 #define HALVED_AFTER 2000000u /* updates */
 #define TABLES_AFTER 1024u /* touches */
@@ -145,9 +148,22 @@ static void learner_make_tables(struct learner *t)
 	t->touches = 0;
 }
 
-void learner_init(struct learner *t)
+void learner_sample(struct learner *t, uint64_t capacity)
+{
+	uint32_t mask = 0, before = t->sample_mask;
+
+	while (mask < SAMPLE_MASK_MAX && (mask + 1ull) * RING < REMEMBERED * capacity)
+		mask = 2 * mask + 1;
+	t->sample_mask = mask;
+	for (unsigned i = 0; mask > before && i < RING; i++)
+		t->ring[i].alive =
+			t->ring[i].alive && !(t->ring[i].tag & mask); /* their next touch would not be seen */
+}
+
+void learner_init(struct learner *t, uint64_t capacity)
 {
 	memset(t, 0, sizeof(*t));
+	learner_sample(t, capacity);
 	for (unsigned class = 0; class < CLASSES; class ++)
 		learner_make_class(t, (uint8_t) class);
 }
@@ -161,7 +177,7 @@ void learner_advance(struct learner *t, double now)
 			t->at[age] = t->next - RING; /* overrun: dropped */
 		for (; t->at[age] < t->next && stamp_age(t->ring[t->at[age] % RING].at, now) >= least; t->at[age]++)
 			if (t->ring[t->at[age] % RING].alive)
-				learner_update(t, t->ring[t->at[age] % RING].class, age, 0);
+				learner_update(t, (uint8_t)t->ring[t->at[age] % RING].class, age, 0);
 	}
 }
 
@@ -175,14 +191,14 @@ uint16_t learner_touch(struct learner *t, uint32_t tag, uint16_t slot, uint8_t c
 	}
 	if (++t->touches >= TABLES_AFTER)
 		learner_make_tables(t);
-	if (tag & SAMPLE_MASK)
+	if (tag & t->sample_mask)
 		return slot;
-	if (old->alive && old->tag == tag) {
+	if (old->alive && old->tag == TAG(tag)) {
 		old->alive = false;
-		learner_update(t, old->class, learner_age(stamp_age(old->at, now)), 1);
+		learner_update(t, (uint8_t)old->class, learner_age(stamp_age(old->at, now)), 1);
 	}
 	slot = (uint16_t)(t->next++ % RING);
-	t->ring[slot] = (struct touch){.at = stamp_of(now), .tag = tag, .class = class, .alive = true};
+	t->ring[slot] = (struct touch){.at = stamp_of(now), .tag = TAG(tag), .class = class & 127, .alive = true};
 	return slot;
 }
 

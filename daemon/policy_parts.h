@@ -20,13 +20,14 @@
 #define CLASSES (USE_CLASSES * MATCH_CLASSES * POLICY_HINTS)
 #define USES_MAX 63u /* counted no further */
 #define RING 65536u
+#define REMEMBERED 8u /* times the capacity: blocks of which it is known that they were used */
 
 /* A sampled touch of a block, until the next one of the same block, or until it was overrun. */
 struct touch {
 	uint32_t at; /* a stamp */
-	uint32_t tag; /* of the block: no other is taken for it */
-	uint8_t class;
-	bool alive; /* not touched again as yet */
+	uint32_t tag : 24; /* of the block: no other is taken for it */
+	uint32_t class : 7;
+	uint32_t alive : 1; /* not touched again as yet */
 };
 
 struct learner {
@@ -34,6 +35,7 @@ struct learner {
 	double hit[3][USE_CLASSES][BANDS], expected[3][USE_CLASSES][BANDS]; /* by use, match, hint: their factors */
 	uint64_t updates;
 	struct touch ring[RING];
+	uint32_t sample_mask; /* of tags: blocks whose touches are in the ring */
 	uint64_t next; /* touches so far */
 	uint64_t at[AGES - 1]; /* how far it was looked which have come to the age after this one */
 	uint64_t touches; /* sampled or not, since the tables were made */
@@ -54,7 +56,9 @@ static inline double stamp_age(uint32_t stamp, double now)
 	return passed > 0 ? passed / STAMP_HZ : 0;
 }
 
-void learner_init(struct learner *t);
+void learner_init(struct learner *t, uint64_t capacity);
+/** learner_sample() - of so many blocks that the ring goes back as far as what is remembered */
+void learner_sample(struct learner *t, uint64_t capacity);
 /** learner_advance() - time passed: what came to a next age without a use is counted */
 void learner_advance(struct learner *t, double now);
 /** learner_touch() - a block was used. @tag: of its key; @slot: what the last call said for it. Return: to be remembered with it. */
@@ -91,7 +95,7 @@ struct node {
 
 static_assert(sizeof(struct node) == 80, "two to three of them a block of memory");
 
-/* Blocks used once that are in no set: sets of eight, a cache line each, the last forgotten first. */
+/* Blocks that were used and are in no set: sets of eight, a cache line each, the last forgotten first. */
 struct ghosts {
 	uint64_t (*line)[8]; /* tag:37 | ring:16 | uses:7 | match:2 | hint:2; 0: none */
 	uint64_t n_lines;
@@ -124,8 +128,15 @@ void blocks_forget(struct blocks *b, uint32_t i);
 void blocks_hang(struct blocks *b, uint32_t i, uint32_t parent);
 /** blocks_is_above() - is @i an ancestor of @below, or the same?  Keys that others chose may name each other. */
 bool blocks_is_above(const struct blocks *b, uint32_t i, uint32_t below);
-/** blocks_prefetch() - it will be asked for: later, then soon */
-void blocks_prefetch(const struct blocks *b, const struct kvp_key *key, bool soon);
+enum blocks_step {
+	STEP_BUCKET,
+	STEP_NODE,
+	STEP_NEXT
+}; /* the place, the first that lies there, the one behind it if need be */
+/** blocks_prefetch() - it will be asked for: each step when the one before has had time to come */
+void blocks_prefetch(const struct blocks *b, const struct kvp_key *key, enum blocks_step step);
+/** blocks_prefetch_neighbours() - it will be taken out of the lists it is in */
+void blocks_prefetch_neighbours(const struct blocks *b, uint32_t i);
 uint32_t block_tag(const struct blocks *b, const struct kvp_key *key);
 uint64_t blocks_bytes(const struct blocks *b);
 

@@ -89,6 +89,7 @@ static int row(uint64_t room)
 	learned_view(l, &view);
 	printf("%12llu %10.0f %10.0f %12.0f\n", (unsigned long long)room, took[MEASURED / 2], took[MEASURED * 99 / 100],
 		(double)view.bytes / (double)room);
+	fflush(stdout); /* the next row takes a while */
 	learned_free(l);
 	return 0;
 }

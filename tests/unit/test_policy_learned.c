@@ -226,6 +226,29 @@ static double share_found(bool told, bool lies)
 	return (double)found / (double)asked;
 }
 
+/* All touches of a small pool are learned from: no choice by hash, so nothing that a seed decides. */
+static void which_seed_keys_are_hashed_with_makes_no_difference_in_a_small_pool(void **state)
+{
+	uint64_t hits[3] = {0};
+
+	(void)state;
+	for (uint32_t s = 0; s < 3; s++) {
+		struct fixture *f = given_pool(ROOM, false, 1 + s);
+
+		f->seed = 5;
+		for (unsigned step = 0; step < 6000; step++) {
+			unsigned chain = next(f) % 3 ? next(f) % 12 : next(f) % CHAINS;
+
+			hits[s] += request(f, chain, 1 + next(f) % DEPTH, POLICY_HINT_NONE);
+			f->now += (next(f) % 100) / 50.0;
+		}
+		done_with(f);
+	}
+	print_message("%lu hits\n", (unsigned long)hits[0]);
+	assert_int_equal(hits[1], hits[0]);
+	assert_int_equal(hits[2], hits[0]);
+}
+
 static void hints_that_come_true_find_more(void **state)
 {
 	(void)state;
@@ -249,7 +272,7 @@ static void a_class_used_again_at_an_age_is_worth_most_before_it(void **state)
 
 	(void)state;
 	assert_non_null(t);
-	learner_init(t);
+	learner_init(t, ROOM);
 	for (unsigned s = 0; s < 2000; s++) { /* ten blocks used every ten seconds, and one a second never again */
 		learner_advance(t, s);
 		slot[s % 10] = learner_touch(t, 2 * (s % 10) + 2, slot[s % 10], again, s);
@@ -260,6 +283,37 @@ static void a_class_used_again_at_an_age_is_worth_most_before_it(void **state)
 	assert_true(learner_chance(t, again, 0, 20) > 0.7);
 	assert_true(learner_chance(t, once, 0, 20) < 0.2);
 	assert_true(learner_chance(t, again, 0, 1) < learner_chance(t, again, 0, 20));
+	free(t);
+}
+
+/* More touches lie between two of a block than the ring has room for. */
+static void in_a_large_pool_ages_are_learned_at_which_blocks_come_back_there(void **state)
+{
+	const uint32_t n = 6 * RING;
+	struct learner *t = calloc(1, sizeof(*t));
+	uint16_t *slot = calloc(n, sizeof(*slot));
+	uint8_t class = learner_class(3, 3, POLICY_HINT_NONE);
+
+	(void)state;
+	assert_non_null(t);
+	assert_non_null(slot);
+	learner_init(t, n);
+	for (uint32_t s = 0; s < 4 * n; s++) { /* each once in 100 seconds */
+		double now = s * (100.0 / n);
+
+		if (s % 256 == 0)
+			learner_advance(t, now);
+		slot[s % n] = learner_touch(t, s % n * 0x9e3779b9u, slot[s % n], class, now);
+	}
+	print_message("used again within 150 s: %.2f, within 50: %.2f\n", learner_chance(t, class, 0, 150),
+		learner_chance(t, class, 0, 50));
+	assert_true(learner_chance(t, class, 0, 150) > 0.7);
+	assert_true(learner_chance(t, class, 0, 50) < 0.3);
+	learner_sample(t, 64ull * n); /* of fewer blocks from now on: what the others did is not held against any */
+	for (uint32_t s = 0; s < 20000; s++)
+		learner_advance(t, 400 + s * 0.01);
+	assert_true(learner_chance(t, class, 0, 150) > 0.6);
+	free(slot);
 	free(t);
 }
 
@@ -430,9 +484,11 @@ int main(void)
 		cmocka_unit_test(requests_at_time_zero_are_like_any_others),
 		cmocka_unit_test(stamps_that_wrap_keep_their_order),
 		cmocka_unit_test(until_the_learned_order_was_better_it_is_least_recent_use),
+		cmocka_unit_test(which_seed_keys_are_hashed_with_makes_no_difference_in_a_small_pool),
 		cmocka_unit_test(hints_that_come_true_find_more),
 		cmocka_unit_test(hints_that_are_always_wrong_are_understood_too),
 		cmocka_unit_test(a_class_used_again_at_an_age_is_worth_most_before_it),
+		cmocka_unit_test(in_a_large_pool_ages_are_learned_at_which_blocks_come_back_there),
 		cmocka_unit_test(ages_are_half_powers_of_two),
 		cmocka_unit_test(uses_are_remembered_after_a_block_went),
 		cmocka_unit_test(keys_that_name_each_other_as_parents_make_no_loop),
