@@ -218,7 +218,8 @@ TARGET static void scores_join(
 		for (uint32_t s = 0; s < STREAMS; s++) {
 			const vec score =
 				parts_joined(w->product + (size_t)i * PARTS * ATTN_TILE + s * SUB_TOKENS, ATTN_TILE);
-			const uint32_t odd = (uint32_t)_mm512_fpclass_ps_mask(score, NOT_FINITE) & tile->sub[s].present;
+			const uint32_t odd =
+				mask_bits(_mm512_fpclass_ps_mask(score, NOT_FINITE)) & tile->sub[s].present;
 
 			vec_store(w->weight + (size_t)r * ATTN_TILE + s * SUB_TOKENS, score);
 			if (odd)
@@ -300,8 +301,8 @@ TARGET static bool product_finite(const float *product, uint32_t n)
 	uint32_t odd = 0;
 
 	for (uint32_t d = 0; d < n; d += LANES)
-		odd |= _mm512_fpclass_ps_mask(
-			_mm512_maskz_loadu_ps((__mmask16)attn_low_bits((int64_t)n - d), product + d), NOT_FINITE);
+		odd |= mask_bits(_mm512_fpclass_ps_mask(
+			_mm512_maskz_loadu_ps((__mmask16)attn_low_bits((int64_t)n - d), product + d), NOT_FINITE));
 	return !odd;
 }
 
