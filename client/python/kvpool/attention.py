@@ -25,7 +25,7 @@ class _Seq(c.Structure):
 class _Opts(c.Structure):
     _fields_ = [("size", c.c_uint32), ("n_q_heads", c.c_uint32), ("scale", c.c_float), ("softcap", c.c_float),
                 ("window", c.c_uint64), ("sink_tokens", c.c_uint64), ("sink_logits", c.c_void_p),
-                ("alibi_slopes", c.c_void_p), ("n_threads", c.c_uint32), ("reserved", c.c_uint32)]
+                ("alibi_slopes", c.c_void_p), ("n_threads", c.c_uint32), ("flags", c.c_uint32)]
 
 
 _attn = _lib._load("kvattn", {
