@@ -89,6 +89,7 @@ static const struct command commands[] = {
 		"what would have stayed of a trace of requests",
 		"  --pool N        memory: 4500 (blocks), 5% (of the trace's blocks), or a size, 64G\n"
 		"  --spill M       a store behind it, likewise\n"
+		"  --store S       log (what was written first goes first, as in kvpoold) or chosen (by the policy, default)\n"
 		"  --block-bytes B what a block takes, for sizes\n"
 		"  --policy P      lru, learned (default), or unguarded (learned, never by lru)\n"
 		"  --hints F       each request says whether it goes on; a share F of them says it wrong\n"

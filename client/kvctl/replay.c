@@ -19,6 +19,7 @@ enum {
 	OPT_SPILL,
 	OPT_POLICY,
 	OPT_HINTS,
+	OPT_STORE,
 	OPT_ADMIT,
 	OPT_BUDGET,
 	OPT_BLOCK_BYTES,
@@ -26,6 +27,7 @@ enum {
 };
 
 static const char *const policies[] = {"lru", "learned", "unguarded"};
+static const char *const stores[] = {"chosen", "log"};
 static const char *const admissions[] = {"all", "reused", "chance"};
 /* percent of the blocks of a trace */
 static const double sweep_sizes[] = {0.5, 1, 2, 5, 10, 20, 50, 100};
@@ -71,6 +73,10 @@ static int replay_set(struct replay_input *in, int c)
 		i = name_index(policies, 3, optarg);
 		in->play.policy = (enum replay_policy)i;
 		return i < 0 ? option_wrong(&in->options, "--policy", optarg, "lru, learned or unguarded") : 0;
+	case OPT_STORE:
+		i = name_index(stores, 2, optarg);
+		in->play.store = (enum replay_store)i;
+		return i < 0 ? option_wrong(&in->options, "--store", optarg, "chosen or log") : 0;
 	case OPT_ADMIT:
 		i = name_index(admissions, 3, optarg);
 		in->play.admission = (enum admission_kind)i;
@@ -97,8 +103,8 @@ static int replay_options_read(struct replay_input *in)
 {
 	static const struct option longs[] = {{"pool", required_argument, NULL, OPT_POOL},
 		{"spill", required_argument, NULL, OPT_SPILL}, {"policy", required_argument, NULL, OPT_POLICY},
-		{"hints", required_argument, NULL, OPT_HINTS}, {"admit", required_argument, NULL, OPT_ADMIT},
-		{"write-budget", required_argument, NULL, OPT_BUDGET},
+		{"hints", required_argument, NULL, OPT_HINTS}, {"store", required_argument, NULL, OPT_STORE},
+		{"admit", required_argument, NULL, OPT_ADMIT}, {"write-budget", required_argument, NULL, OPT_BUDGET},
 		{"block-bytes", required_argument, NULL, OPT_BLOCK_BYTES}, {"sweep", no_argument, NULL, OPT_SWEEP},
 		OPTION_JSON, OPTION_LAST};
 	int c;
@@ -187,6 +193,8 @@ static void policy_print(const struct replay_options *play)
 		printf(", to the store: %s", admissions[play->admission]);
 	if (play->spill && play->admission == ADMIT_CHANCE)
 		printf(" (%.0f %% of what is offered)", 100 * play->budget);
+	if (play->spill && play->store == REPLAY_LOG)
+		printf(", from it: what was written first");
 	printf("\n");
 }
 
@@ -226,6 +234,7 @@ static json_t *result_json(const struct replay_trace *trace, const struct replay
 	json_t *json = json_object();
 
 	json_object_set_new(json, "policy", json_string(policies[play->policy]));
+	json_object_set_new(json, "store", json_string(stores[play->store]));
 	json_object_set_new(json, "pool_blocks", json_u64(play->pool));
 	json_object_set_new(json, "spill_blocks", json_u64(play->spill));
 	json_object_set_new(json, "pool_hits", json_u64(result->pool_hits));

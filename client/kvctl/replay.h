@@ -40,8 +40,14 @@ enum replay_policy {
 	REPLAY_UNGUARDED,
 };
 
+enum replay_store {
+	REPLAY_CHOSEN, /* the policy says what leaves it */
+	REPLAY_LOG, /* what was written first does, as in the daemon's */
+};
+
 struct replay_options {
 	enum replay_policy policy;
+	enum replay_store store;
 	uint64_t pool, spill; /* blocks */
 	double hints_wrong; /* share of hints that are wrong; below 0: no hints */
 	enum admission_kind admission;

@@ -2,7 +2,9 @@
  * replay_tiers.c - a trace, played through a policy as the daemon asks it
  *
  * Without a store the policy chooses what leaves memory.  With one, memory is in front of it by least recent use, as what leaves it is not
- * lost, and the policy chooses what leaves the store; admission says what comes into it.
+ * lost, and admission says what comes into the store, by what the policy knows.  What leaves that is what was written first, as in the daemon's
+ * log, with all that hangs below it unless it is in memory too; room that it leaves behind it does so in turn, as a log's.  Or the policy
+ * chooses it, which no log can.
  */
 #include "replay.h"
 
@@ -15,8 +17,10 @@ enum { MEMORY, STORE, TIERS };
 
 struct replay_block {
 	struct lru_leaf leaf[TIERS];
-	uint32_t parent; /* + 1 */
+	uint32_t parent; /* + 1; first_child, next_sibling likewise */
+	uint32_t first_child, next_sibling;
 	uint32_t n_children[TIERS]; /* in that tier */
+	uint64_t written; /* its place in the log, + 1; 0: in none */
 	bool in[TIERS];
 };
 
@@ -35,6 +39,9 @@ struct replay {
 	uint64_t mask;
 	struct replay_tier tier[TIERS];
 	struct admission admission;
+	struct learned *learned; /* the tier's that has one */
+	uint32_t *log; /* blocks, in a ring of the store's room */
+	uint64_t n_written;
 	struct kvp_key *keys; /* of the request */
 	uint32_t *numbers;
 	uint32_t stamp; /* of the request */
@@ -98,7 +105,7 @@ static bool tier_victim(struct replay *replay, unsigned which, uint32_t *victim)
 	struct lru_leaf *leaf = lru_first(&tier->lru);
 	struct kvp_key key;
 
-	if (tier->learned && learned_leads(tier->learned)) {
+	if (tier->learned && learned_leads(tier->learned) && (which == STORE || !replay->tier[STORE].room)) {
 		if (!learned_victim(tier->learned, replay->now, &key))
 			return false;
 		*victim = replay_find(replay, &key);
@@ -114,32 +121,97 @@ static bool tier_victim(struct replay *replay, unsigned which, uint32_t *victim)
 
 /* ---- from memory to the store ---- */
 
-static int store_offer(struct replay *replay, uint32_t i)
+static void store_lose(struct replay *replay, uint32_t i)
+{
+	const struct replay_block *block = &replay->blocks[i];
+
+	if (!block->in[MEMORY])
+		admission_lost(&replay->admission,
+			replay->now - (double)replay->trace->requests[block->leaf[MEMORY].stamp - 1].time_ms / 1e3);
+	tier_drop(replay, STORE, i);
+	replay->result->lost++;
+}
+
+/* All below it that is in the store: nobody could reach it.  A parent comes before its children in a trace, so this ends. */
+static void store_lose_below(struct replay *replay, uint32_t i)
+{
+	uint32_t at = i;
+
+	for (;;) {
+		const struct replay_block *block = &replay->blocks[at];
+		bool goes = at == i || (block->in[STORE] && !block->in[MEMORY]);
+
+		if (goes && at != i)
+			store_lose(replay, at);
+		if (goes && block->first_child) {
+			at = block->first_child - 1;
+			continue;
+		}
+		while (at != i && !replay->blocks[at].next_sibling)
+			at = replay->blocks[at].parent - 1;
+		if (at == i)
+			return;
+		at = replay->blocks[at].next_sibling - 1;
+	}
+}
+
+/* The place it takes in the log was another one's. */
+static void log_write(struct replay *replay, uint32_t i)
+{
+	uint64_t room = replay->tier[STORE].room, at = replay->n_written % room;
+	uint32_t old = replay->log[at];
+
+	if (replay->n_written >= room && replay->blocks[old].in[STORE] &&
+		replay->blocks[old].written == replay->n_written - room + 1) {
+		store_lose(replay, old);
+		if (!replay->blocks[old].in[MEMORY])
+			store_lose_below(replay, old);
+	}
+	replay->log[at] = i;
+	replay->blocks[i].written = ++replay->n_written;
+}
+
+/* Return: false: there is nothing that may go for it. */
+static bool store_room(struct replay *replay, uint32_t i)
 {
 	struct replay_tier *store = &replay->tier[STORE];
-	struct replay_block *block = &replay->blocks[i];
-	const struct kvp_key *key = &replay->trace->keys[i];
-	unsigned uses = store->learned ? learned_uses(store->learned, key) : 2;
-	double chance =
-		store->learned ? learned_chance(store->learned, key, replay->now, replay->admission.horizon_s) : 1;
 	uint32_t victim;
 
-	if (!store->room || block->in[STORE])
+	if (replay->log) {
+		log_write(replay, i);
+		return true;
+	}
+	if (store->n < store->room)
+		return true;
+	if (!tier_victim(replay, STORE, &victim))
+		return false;
+	store_lose(replay, victim);
+	return true;
+}
+
+static bool replay_has(const struct replay *replay, uint32_t i)
+{
+	return replay->blocks[i].in[MEMORY] || replay->blocks[i].in[STORE];
+}
+
+static int store_offer(struct replay *replay, uint32_t i)
+{
+	struct replay_block *block = &replay->blocks[i];
+	const struct kvp_key *key = &replay->trace->keys[i];
+	unsigned uses = replay->learned ? learned_uses(replay->learned, key) : 2;
+	double chance =
+		replay->learned ? learned_chance(replay->learned, key, replay->now, replay->admission.horizon_s) : 1;
+
+	if (!replay->tier[STORE].room || block->in[STORE])
 		return 0;
-	if (block->parent && !replay->blocks[block->parent - 1].in[MEMORY] &&
-		!replay->blocks[block->parent - 1].in[STORE])
+	if (block->parent && !replay_has(replay, block->parent - 1))
 		return 0; /* nobody could reach it */
 	if (!admission_offer(&replay->admission, block->n_children[STORE], uses, chance))
 		return 0;
-	if (store->n >= store->room) {
-		if (!tier_victim(replay, STORE, &victim))
-			return 0;
-		if (store->learned)
-			admission_lost(&replay->admission,
-				learned_age(store->learned, &replay->trace->keys[victim], replay->now));
-		tier_drop(replay, STORE, victim);
-		replay->result->lost++;
-	}
+	if (!store_room(replay, i))
+		return 0;
+	if (block->parent && !replay_has(replay, block->parent - 1))
+		return 0; /* for it went what it would hang below */
 	replay->result->written++;
 	block->leaf[STORE].stamp = block->leaf[MEMORY].stamp;
 	return tier_add(replay, STORE, i);
@@ -190,6 +262,13 @@ static void request_touch(struct replay *replay, const uint32_t *numbers, uint32
 		}
 }
 
+static void block_hang(struct replay *replay, uint32_t i, uint32_t parent)
+{
+	replay->blocks[i].parent = parent + 1;
+	replay->blocks[i].next_sibling = replay->blocks[parent].first_child;
+	replay->blocks[parent].first_child = i + 1;
+}
+
 /* What it asks for and is not in memory comes in, from the first block on. */
 static int request_publish(struct replay *replay, const uint32_t *numbers, uint32_t n)
 {
@@ -199,12 +278,12 @@ static int request_publish(struct replay *replay, const uint32_t *numbers, uint3
 		struct replay_block *block = &replay->blocks[numbers[k]];
 		int r;
 
-		block->parent = k ? numbers[k - 1] + 1 : 0;
 		if (block->in[MEMORY])
 			continue;
+		if (k && !block->parent)
+			block_hang(replay, numbers[k], numbers[k - 1]);
 		r = room ? memory_room(replay) : 0;
-		if (r > 0 && k && !replay->blocks[numbers[k - 1]].in[MEMORY] &&
-			!replay->blocks[numbers[k - 1]].in[STORE])
+		if (r > 0 && k && !replay_has(replay, numbers[k - 1]))
 			r = 0; /* for it went what it would hang below: the daemon takes no block without its parent */
 		if (r == 0 && room) {
 			room = false;
@@ -309,7 +388,8 @@ static int replay_init(struct replay *replay)
 {
 	const struct replay_options *options = replay->options;
 	const struct replay_trace *trace = replay->trace;
-	unsigned chooses = options->spill ? STORE : MEMORY;
+	bool has_log = options->spill && options->store == REPLAY_LOG;
+	unsigned chooses = options->spill && !has_log ? STORE : MEMORY;
 	uint64_t longest = 0;
 
 	replay->tier[MEMORY].room = options->pool;
@@ -324,11 +404,12 @@ static int replay_init(struct replay *replay)
 	replay->table = calloc(replay->mask + 1, sizeof(*replay->table));
 	replay->keys = calloc(longest, sizeof(*replay->keys));
 	replay->numbers = calloc(longest, sizeof(*replay->numbers));
+	replay->log = has_log ? calloc(options->spill, sizeof(*replay->log)) : NULL;
 	if (options->policy != REPLAY_LRU)
-		replay->tier[chooses].learned =
+		replay->learned = replay->tier[chooses].learned =
 			learned_new(replay->tier[chooses].room, options->policy == REPLAY_LEARNED, 0);
-	if (!replay->blocks || !replay->table || !replay->keys || !replay->numbers ||
-		(options->policy != REPLAY_LRU && !replay->tier[chooses].learned))
+	if (!replay->blocks || !replay->table || !replay->keys || !replay->numbers || (has_log && !replay->log) ||
+		(options->policy != REPLAY_LRU && !replay->learned))
 		return -ENOMEM;
 	for (uint32_t i = 0; i < trace->n_blocks; i++)
 		*replay_place(replay, &trace->keys[i]) = i + 1;
@@ -361,6 +442,7 @@ int replay_run(const struct replay_trace *trace, const struct replay_options *op
 	free(replay.table);
 	free(replay.keys);
 	free(replay.numbers);
+	free(replay.log);
 	free(hints);
 	free(took);
 	return r;
