@@ -343,9 +343,10 @@ bench-attn: deps-build ## attention beside the machine's read ceiling, sgemm, Py
 	@tests/bench/peers_attn $(TOKENS)
 
 .PHONY: bench-policy
-bench-policy: deps-build ## what a decision of the learned order costs, from ten thousand blocks to ten million (BLOCKS=10000000; 2 GB)
-	$(sub) $(BUILD)/kvbench-policy
+bench-policy: deps-build ## what a decision of the learned order costs (BLOCKS=10000000; 2 GB), and what is asked of it on traces, where they lie beside
+	$(sub) $(BUILD)/kvbench-policy $(BUILD)/kvctl
 	@$(BUILD)/kvbench-policy $(BLOCKS)
+	@test ! -d ../shared/traces || tests/bench/policies targets $(BUILD)/kvctl ../shared/traces
 
 .PHONY: bench-quality
 bench-quality: deps-build ## what each type of K and V, and attention to a part of the keys, costs in quality

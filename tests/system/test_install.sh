@@ -13,7 +13,7 @@ at=$dir/opt/kvp
 for unit in kvpoold.service kvpoold.socket kvpoold-admin.socket; do test -s "$at/lib/systemd/system/$unit"; done
 grep -q '^ExecStart=/opt/kvp/sbin/kvpoold ' "$at/lib/systemd/system/kvpoold.service"
 test -s "$at/lib/sysusers.d/kvpool.conf" && test -s "$at/lib/tmpfiles.d/kvpool.conf" && test -s "$dir/etc/kvpool/kvpoold.conf"
-for page in man1/kvctl.1 man3/kvpool.3 man7/kvpool-llamacpp.7 man7/kvpool-containers.7 man8/kvpoold.8; do test -s "$at/share/man/$page"; done
+for page in man1/kvctl.1 man3/kvpool.3 man7/kvpool-llamacpp.7 man7/kvpool-containers.7 man7/kvpool-policies.7 man8/kvpoold.8; do test -s "$at/share/man/$page"; done
 # programs find their libraries beside them, without ldconfig
 "$at/sbin/kvpoold" --version >/dev/null
 "$at/bin/kvctl" --help >/dev/null
