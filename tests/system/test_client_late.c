@@ -290,20 +290,23 @@ static void grants_that_could_not_be_mapped_go_back(void **state)
 	struct fixture *f = *state;
 	struct kvp_block_ref blocks[128];
 	struct kvp_ns_info info = {.size = sizeof(info)};
-	int64_t n, n_private = 0;
+	int64_t n, n_shared = 0;
 
 	atomic_store(&f->relay.kept, KVP_MSG_MAP);
 	for (unsigned i = 0; i < 4; i++)
 		reserve(f, WAIT_MS, KVP_MSG_MAP);
 	atomic_store(&f->relay.kept, 0);
 	assert_int_equal(kvp_ns_info(f->ns, &info), 0);
-	/* all that the pool has room for: 4 MiB in blocks of 64 KiB */
-	memset(blocks, 0, sizeof(blocks));
-	n = kvp_reserve(f->ns, 64, 0, kvp_deadline_ms(20000), blocks);
-	for (int64_t i = 0; i < n; i++)
-		n_private += blocks[i].is_private;
-	assert_int_equal(n - n_private, 64);
-	kvp_abandon(blocks, (uint32_t)n);
+	/* all that the pool has room for, 4 MiB in blocks of 64 KiB: at once, or when what was under way has come */
+	for (uint64_t end = wire_now() + 20000000000ull; n_shared != 64 && wire_now() < end;) {
+		memset(blocks, 0, sizeof(blocks));
+		n = kvp_reserve(f->ns, 64, 0, kvp_deadline_ms(20000), blocks);
+		n_shared = 0;
+		for (int64_t i = 0; i < n; i++)
+			n_shared += !blocks[i].is_private;
+		kvp_abandon(blocks, (uint32_t)(n > 0 ? n : 0));
+	}
+	assert_int_equal(n_shared, 64);
 }
 
 int main(void)
