@@ -47,6 +47,7 @@ struct entry {
 	uint8_t io; /* enum entry_io */
 	bool far; /* while hot: its slot is on a far node */
 	bool doomed; /* forget it when its transfer has ended */
+	bool awaited; /* WRITING: by a drain */
 	struct waiter *waiters; /* requests that wait for its read: tier.c's */
 	struct entry *queue_next; /* QUEUED */
 };

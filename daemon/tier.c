@@ -77,18 +77,20 @@ static void tier_written(void *owner, int res, spill_place place)
 		gauge_add(&ns->row->counters.clean, 1);
 		events_stored(e, KVP_HIT_SPILL);
 	}
+	if (e->awaited)
+		drain_written(ns->d->tier, res);
+	e->awaited = false;
 	ns_entry_settle(e);
-	if (ns->d->tier->drain) {
-		ns->d->tier->drain->n_done += res == 0;
-		ns->d->tier->drain->n_failed += res < 0;
-		if (res < 0)
-			ns->d->tier->drain->error = -res;
-	}
-	if (!ns->d->stopping) {
-		tier_serve(ns);
+	if (ns->d->stopping)
+		return;
+	/* in turns: neither has to wait for the other to want nothing */
+	ns->d->tier->drain_first = !ns->d->tier->drain_first;
+	if (ns->d->tier->drain_first)
 		drain_step(ns->d->tier);
-		evict_step(ns->d->tier);
-	}
+	tier_serve(ns);
+	if (!ns->d->tier->drain_first)
+		drain_step(ns->d->tier);
+	evict_step(ns->d->tier);
 }
 
 /* Counted each time, said once for each greater length. */

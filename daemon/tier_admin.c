@@ -69,13 +69,22 @@ void job_answer_drain(struct job *job, bool late)
 	job_free(job);
 }
 
+/* How many blocks it is about: while others publish there is always one more. */
+static uint64_t evict_count(const struct daemon *d, uint64_t ns_id)
+{
+	uint64_t n = 0;
+
+	for (const struct ns *ns = d->namespaces; ns; ns = ns->next)
+		if (!ns_id || ns->id == ns_id)
+			n += atomic_load(&ns->row->counters.published);
+	return n;
+}
+
 void job_answer_evict(struct job *job, bool late)
 {
-	struct kvp_wire_admin_done done = {.n_done = job->n_done, .late = late};
+	struct kvp_wire_admin_done done = {
+		.n_done = job->n_done, .n_left = evict_count(job->d, job->ns_id), .late = late};
 
-	for (struct ns *ns = job->d->namespaces; ns; ns = ns->next)
-		if (!job->ns_id || ns->id == job->ns_id)
-			done.n_left += atomic_load(&ns->row->counters.published);
 	if (done.n_left > job->n_want - job->n_done)
 		done.n_left = job->n_want - job->n_done;
 	job->d->tier->evict = NULL;
@@ -169,26 +178,40 @@ static int tier_errno(const struct tier *tier)
 	return stats.last_errno ? stats.last_errno : ENODEV;
 }
 
-/* Return: 0: written, gone, or cold by now; 1: being written; -EAGAIN: later; other -errno. */
+/* Return: 0: being written, or written, gone, or cold by now; -EAGAIN: later; other -errno. */
 static int drain_one(struct tier *tier, const struct block_name *item)
 {
 	struct ns *ns = ns_find(tier->d, item->ns_id);
 	struct entry *e = ns ? ns_entry(ns, &item->key) : NULL;
-	int r;
+	int r = 0;
 
 	if (!e || e->slot == NO_SLOT || e->cold)
 		return 0;
-	if (e->io != ENTRY_IDLE)
-		return 1;
-	r = tier_on(tier->d) ? tier_write(e) : -ENODEV;
-	return r < 0 ? r : 1;
+	if (e->io == ENTRY_IDLE)
+		r = tier_on(tier->d) ? tier_write(e) : -ENODEV;
+	if (r == 0 && e->io == ENTRY_WRITING && !e->awaited) {
+		e->awaited = true;
+		tier->n_awaited++;
+	}
+	return r;
 }
 
-/* Start writes until the store's queue is full; when all are started and have ended, flush and answer. */
+void drain_written(struct tier *tier, int res)
+{
+	tier->n_awaited--;
+	if (!tier->drain)
+		return;
+	tier->drain->n_done += res == 0;
+	tier->drain->n_failed += res < 0;
+	if (res < 0)
+		tier->drain->error = -res;
+}
+
+/* Start writes until the store's queue is full; when all are started and have ended, flush and answer.  What others write
+   meanwhile is not waited for: under load somebody always writes. */
 void drain_step(struct tier *tier)
 {
 	struct job *job = tier->drain;
-	uint64_t writing = 0;
 	int r = 0;
 
 	if (!job || job->flushing)
@@ -202,10 +225,8 @@ void drain_step(struct tier *tier)
 			job->error = r == -ENODEV ? tier_errno(tier) : -r;
 		job->todo_at++;
 	}
-	for (struct ns *ns = tier->d->namespaces; ns; ns = ns->next)
-		writing += ns->n_writing;
-	job->n_left = (uint32_t)(job->n_todo - job->todo_at + writing + job->n_failed);
-	if (writing || job->todo_at < job->n_todo)
+	job->n_left = (uint32_t)(job->n_todo - job->todo_at + tier->n_awaited + job->n_failed);
+	if (tier->n_awaited || job->todo_at < job->n_todo)
 		return;
 	if (spill_set_flush(tier->spill, drain_flushed, tier) < 0)
 		return; /* tier_tick() comes again */
@@ -299,8 +320,10 @@ void tier_evict(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t n
 		peer_refuse(peer, KVP_MSG_EVICT, msg_id, KVP_ENOMEM, "the daemon is out of memory");
 		return;
 	}
-	job->n_want = n;
 	job->ns_id = ns_id;
+	job->n_want = evict_count(d, ns_id);
+	if (n < job->n_want)
+		job->n_want = n;
 	d->tier->evict = job;
 	d->tier->evict_timer.ring = evict_ring;
 	d->tier->evict_timer.owner = d->tier;

@@ -94,6 +94,8 @@ struct tier {
 	struct loop_source copies_source;
 	struct job jobs; /* head of the list of all */
 	struct job *drain, *evict, *drop;
+	uint64_t n_awaited; /* writes a drain waits for, of this one or of one that was late */
+	bool drain_first; /* the drain has the next free place in the stores' queues, not who waits for room */
 	bool noting; /* deleted keys are being noted in the stores */
 	struct loop_timer evict_timer, drop_timer; /* the next piece */
 	uint64_t n_nobodys; /* records found of no namespace there is */
@@ -154,6 +156,8 @@ void job_answer_restore(struct job *job);
 
 /* ---- tier_admin.c ---- */
 
+/** drain_written() - a write that a drain waited for has ended with @res */
+void drain_written(struct tier *tier, int res);
 /** drain_step(), evict_step() - go on, if one is under way */
 void drain_step(struct tier *tier);
 void evict_step(struct tier *tier);

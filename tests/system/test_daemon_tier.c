@@ -30,6 +30,7 @@ struct fixture {
 	const char *options[16];
 	struct wire w;
 	struct wire_ns ns;
+	pid_t flood;
 };
 
 static void connect_client(struct fixture *f)
@@ -77,11 +78,22 @@ static void remove_dir(const char *path)
 	rmdir(path);
 }
 
+static void flood_end(struct fixture *f)
+{
+	if (f->flood > 0) {
+		kill(f->flood, SIGKILL);
+		waitpid(f->flood, NULL, 0);
+	}
+	f->flood = 0;
+}
+
 static int teardown(void **state)
 {
 	struct fixture *f = *state;
-	bool good = !f->host.pid || (host_alive(&f->host) && host_conserves(&f->host));
+	bool good;
 
+	flood_end(f);
+	good = !f->host.pid || (host_alive(&f->host) && host_conserves(&f->host));
 	disconnect(f);
 	host_close(&f->host);
 	remove_dir(f->spill);
@@ -452,6 +464,52 @@ static void evict_drops_as_many_as_asked_though_they_are_written_first(void **st
 		assert_int_equal(comes_back(&f->ns, k, NULL), 1);
 }
 
+/* Publishes for ever; what does not fit is written. */
+static void flood_begin(struct fixture *f)
+{
+	struct wire w;
+	struct wire_ns ns;
+
+	f->flood = fork();
+	assert_true(f->flood >= 0);
+	if (f->flood)
+		return;
+	if (wire_open(&w, f->host.socket) || wire_join(&w, &ns, "flood", BLOCK))
+		_exit(1);
+	for (uint64_t k = 1u << 20;; k++) {
+		struct kvp_key key = wire_key(k);
+
+		if (wire_put(&ns, &key, NULL, k, 10000) < 0)
+			_exit(1);
+	}
+}
+
+static bool flood_is_written(void *arg)
+{
+	return atomic_load(&((struct fixture *)arg)->host.stats->counters.spill_day_bytes) > 64 * MIB;
+}
+
+static void a_drain_and_an_evict_end_though_others_publish_all_the_time(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_wire_admin_done done;
+
+	for (uint64_t k = 0; k < 10; k++)
+		put(&f->ns, k, NULL);
+	flood_begin(f);
+	assert_true(wire_until(flood_is_written, f, 60000));
+	for (unsigned i = 0; i < 20; i++) {
+		assert_int_equal(ask(f, KVP_MSG_DRAIN, 0, &done), sizeof(done));
+		assert_int_equal(done.late, 0);
+		assert_true(done.n_done + done.n_left <= 31); /* those there were, of a pool of two slabs */
+		assert_int_equal(ask(f, KVP_MSG_EVICT, UINT64_MAX, &done), sizeof(done));
+		assert_int_equal(done.late, 0);
+		assert_true(done.n_done <= 31);
+	}
+	assert_int_equal(waitpid(f->flood, NULL, WNOHANG), 0); /* it still does */
+	flood_end(f);
+}
+
 static void a_drain_to_a_store_that_takes_nothing_ends_at_once_and_says_why(void **state)
 {
 	struct fixture *f = *state;
@@ -803,6 +861,7 @@ int main(int argc, char **argv)
 		WITH_SPILL(a_drain_writes_blocks_in_the_order_of_memory),
 		WITH_SPILL(evict_ends_though_a_namespace_has_no_memory),
 		WITH_SPILL(evict_drops_as_many_as_asked_though_they_are_written_first),
+		WITH_SPILL(a_drain_and_an_evict_end_though_others_publish_all_the_time),
 		WITH_SPILL(what_goes_over_the_days_budget_is_dropped_and_counted_and_a_drain_is_not),
 		WITH_SPILL(memory_that_leaves_the_pool_is_pinned_no_more),
 		WITH_SPILL(a_hung_disk_stops_nobody_and_shows_within_seconds),
