@@ -383,7 +383,7 @@ chaos: deps-build ## DURATION=180 seconds of faults of every kind, with several 
 	$(sub) tests
 	@BUILD=$(BUILD) tests/system/chaos $(if $(SEED),--seed $(SEED)) $(addprefix --other ,$(OTHER)) $(DURATION)
 
-# The C libraries inside, libsodium in them, so that an engine's host needs nothing but Python.
+# The C libraries inside, libsodium in them, so that an engine's host needs nothing but Python; the licences of both with them.
 WHEEL := $(BUILD)/wheel
 .PHONY: wheel
 wheel: deps-build ## the Python package with the C libraries inside: $(BUILD)/wheel/kvpool-*.whl
@@ -393,6 +393,7 @@ wheel: deps-build ## the Python package with the C libraries inside: $(BUILD)/wh
 	@$(CC) -Wl,-z,nodelete -shared -pthread -Wl,-soname,libkvpool.so.$(SOVERSION) -Wl,--exclude-libs,ALL \
 		$(POOL_OBJ) -l:libsodium.a -o $(WHEEL)/src/kvpool/lib/libkvpool.so.$(SOVERSION)
 	@cp $(BUILD)/libkvattn.so.$(SOVERSION) $(WHEEL)/src/kvpool/lib/
+	@cp LICENSE $(WHEEL)/src/ && cp /usr/share/doc/libsodium-dev/copyright $(WHEEL)/src/LICENSE.libsodium
 	@/usr/bin/python3 -m pip wheel -q --no-deps --no-build-isolation --no-index -w $(WHEEL) $(WHEEL)/src
 	@rm -rf $(WHEEL)/src && echo "wheel: ok $$(ls $(WHEEL)/*.whl)"
 

@@ -454,3 +454,30 @@ def test_a_namespace_says_how_its_blocks_lie_in_the_store(daemon, client):
     said = daemon.kvctl("ns").stdout
     assert "spilled compressed; 1 blocks so far" in said.split("packed  id")[1].split("\n\n")[0], said
     assert "compressed" not in said.split("plain  id")[1].split("\n\n")[0], said
+
+
+def test_what_is_printed_of_them_says_what_they_are(client, ns):
+    ns.put(ns.key("a"), b"abc", timeout=5)
+    view, block, queue = ns.get(ns.key("a")), ns.reserve(1, timeout=5)[0], client.queue()
+    assert repr(view) == "<kvpool view, RAM, 3 bytes>" and repr(block) == "<kvpool block, 4096 bytes>"
+    assert repr(ns) == "<kvpool namespace m>" and not ns.closed
+    view.release()
+    block.abandon()
+    queue.close()
+    assert "released" in repr(view) and "given back" in repr(block)
+    assert repr(queue) == "<kvpool queue, closed>" and queue.closed
+    with pytest.raises(ValueError, match="this queue is closed"):
+        queue.poll()
+
+
+def test_a_block_is_given_back_at_the_end_of_its_with(daemon, ns):
+    with pytest.raises(KeyError):
+        with ns.reserve(1, timeout=5)[0] as block:
+            block.data[:1] = b"x"
+            raise KeyError
+    with pytest.raises(ValueError, match="given back"):
+        block.data
+    with ns.reserve(1, timeout=5)[0] as block:
+        block.data[:1] = b"y"
+        assert ns.publish([(ns.key("y"), block, 1)]) == [kvpool.PublishResult.STORED]
+    assert bytes(ns.get(ns.key("y")).data) == b"y"

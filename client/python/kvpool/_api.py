@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 import time
-from typing import Any, Iterable, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, TypeVar, Union
 from typing import Sequence as SequenceOf
 
 from . import _lib
@@ -37,6 +37,8 @@ class Error(OSError):
 
 
 class State(enum.IntEnum):
+    """Of a client.  INCOMPATIBLE: the daemon is of another major version; REFUSED: it, or its socket, keeps this user out."""
+
     ATTACHED = 1
     DETACHED = 2
     INCOMPATIBLE = 3
@@ -44,6 +46,8 @@ class State(enum.IntEnum):
 
 
 class Layout(enum.IntEnum):
+    """How K and V of a layer lie in a block; OPAQUE: as the engine likes."""
+
     HND = 1
     NHD = 2
     OPAQUE = 4
@@ -51,6 +55,8 @@ class Layout(enum.IntEnum):
 
 
 class Type(enum.IntEnum):
+    """Of the numbers of K and V."""
+
     F32 = 1
     F16 = 2
     BF16 = 3
@@ -60,6 +66,8 @@ class Type(enum.IntEnum):
 
 
 class Hit(enum.IntEnum):
+    """Where a block is.  SPILL: in the store on disk; PENDING: it is being read back."""
+
     MISS = 0
     RAM = 1
     SPILL = 2
@@ -67,6 +75,8 @@ class Hit(enum.IntEnum):
 
 
 class MissReason(enum.IntEnum):
+    """Why a block was not found; see enum kvp_miss_reason in kvpool.h."""
+
     NOT_TOLD = 0
     NEVER = 1
     EVICTED = 2
@@ -79,6 +89,8 @@ class MissReason(enum.IntEnum):
 
 
 class PublishResult(enum.IntEnum):
+    """Of one block.  EXISTS: another was first; REJECTED: not taken, it stays the caller's; GONE: its memory is no longer the pool's."""
+
     STORED = 1
     EXISTS = 2
     REJECTED = 3
@@ -86,6 +98,8 @@ class PublishResult(enum.IntEnum):
 
 
 class Status(enum.IntEnum):
+    """Of one block in a batch.  SHORT: the buffers are shorter than the stored block, or longer than a block can be."""
+
     WAITING = 0
     DONE = 1
     MISS = 2
@@ -103,6 +117,8 @@ class Hint(enum.IntEnum):
 
 
 class EventKind(enum.IntEnum):
+    """What happened to a block; GAP: events were lost, what is known from before may be wrong."""
+
     STORED = 1
     REMOVED = 2
     CLEARED = 3
@@ -141,6 +157,8 @@ class Stats(NamedTuple):
 
 
 class Counts(NamedTuple):
+    """What this client did since it was opened; see struct kvp_counts in kvpool.h."""
+
     lookups: int
     hits_ram: int
     hits_spill: int
@@ -163,6 +181,7 @@ class Completion(NamedTuple):
 
     @property
     def ok(self) -> bool:
+        """All of it done?"""
         return all(status == Status.DONE for status in self.statuses)
 
 
@@ -248,7 +267,7 @@ class Descriptor:
         """Payload of a block. Raises ValueError, naming the field, for a descriptor that is not whole."""
         field, size = c.c_char_p(), c.c_uint64()
         if _pool.kvp_desc_check(self.raw, field, size) < 0:
-            raise ValueError(f"descriptor: {field.value.decode()} is out of bounds")
+            raise ValueError(f"descriptor: {(field.value or b'').decode()} is out of bounds")
         return size.value
 
     def differs(self, other: "Descriptor") -> Optional[str]:
@@ -265,7 +284,7 @@ class _Handle:
 
     _lock = threading.RLock()  # a collection may begin while it is held
 
-    def __init__(self, value: int, close: Any, *parents: "_Handle"):
+    def __init__(self, value: Optional[int], close: Any, *parents: "_Handle"):
         self.value, self._close, self._parents, self._users, self._owned = value, close, parents, 1, True
         for parent in parents:
             parent.use()
@@ -293,7 +312,49 @@ class _Handle:
     __del__ = let_go
 
 
-class Client:
+_Self = TypeVar("_Self", bound="_Open")
+
+
+class _Open:
+    """What has a C handle until it is closed: a client and all that is made of it."""
+
+    _handle: Optional[_Handle] = None
+
+    def _told(self) -> str:
+        """What it is, for messages and repr()."""
+        return type(self).__name__.lower()
+
+    @property
+    def _held(self) -> _Handle:
+        if self._handle is None:
+            raise ValueError(f"this {self._told()} is closed")
+        return self._handle
+
+    @property
+    def _raw(self) -> Any:
+        return self._held.value
+
+    @property
+    def closed(self) -> bool:
+        return self._handle is None
+
+    def close(self) -> None:
+        """Let go: what was made of it goes on until it is let go itself; what was published stays in the pool."""
+        if self._handle is not None:
+            self._handle.let_go()
+        self._handle = None
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<kvpool {self._told()}{', closed' if self.closed else ''}>"
+
+
+class Client(_Open):
     """A connection to the pool of this host; opens without a daemon too, in state DETACHED."""
 
     def __init__(self, socket: Optional[str] = None, *, name: Optional[str] = None, connect_timeout: float = 1.0,
@@ -304,16 +365,11 @@ class Client:
                              flags=2 if offline else 0, stock_blocks=stock_blocks)
         handle = c.c_void_p()
         _check(_pool.kvp_open(opts, handle))
-        self._handle: Optional[_Handle] = _Handle(handle.value, _pool.kvp_close)
-
-    @property
-    def _raw(self) -> int:
-        if self._handle is None:
-            raise ValueError("this client is closed")
-        return self._handle.value
+        self._handle = _Handle(handle.value, _pool.kvp_close)
 
     @property
     def state(self) -> State:
+        """ATTACHED: a daemon serves. Otherwise nothing is found and nothing stored, and the library goes on trying."""
         return State(_pool.kvp_state(self._raw, None))
 
     @property
@@ -328,6 +384,7 @@ class Client:
         _check(_pool.kvp_ping(self._raw, _deadline(timeout)), self._raw)
 
     def counts(self) -> Counts:
+        """What this client did so far; works without a daemon too."""
         raw = _lib.Counts(size=c.sizeof(_lib.Counts))
         _check(_pool.kvp_counts(self._raw, raw), self._raw)
         return Counts(*(getattr(raw, field) for field in Counts._fields))
@@ -347,7 +404,7 @@ class Client:
                            mode=mode, base=base._raw if base else None, cost_ns_per_token=cost_ns_per_token)
         handle = c.c_void_p()
         _check(_pool.kvp_ns_open(self._raw, opts, handle), self._raw)
-        parents = [self._handle] + ([base._handle] if base else [])
+        parents = [self._held] + ([base._held] if base else [])
         return Namespace(_Handle(handle.value, _pool.kvp_ns_close, *parents), name)
 
     def queue(self, threads: int = 1) -> "Queue":
@@ -355,36 +412,21 @@ class Client:
         opts = _lib.QueueOpts(size=c.sizeof(_lib.QueueOpts), n_threads=threads)
         handle = c.c_void_p()
         _check(_pool.kvp_queue_open(self._raw, opts, handle), self._raw)
-        return Queue(_Handle(handle.value, _pool.kvp_queue_close, self._handle))
-
-    def close(self) -> None:
-        """Let go: what was made of it goes on until it is let go itself; the session ends with the last of these."""
-        if self._handle is not None:
-            self._handle.let_go()
-        self._handle = None
-
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+        return Queue(_Handle(handle.value, _pool.kvp_queue_close, self._held))
 
 
-class Namespace:
+class Namespace(_Open):
     """The blocks of one model in one layout for one trust domain; made by ``Client.namespace()``."""
 
     def __init__(self, handle: _Handle, name: str):
-        self._handle: Optional[_Handle] = _made(handle, "namespace", "client.namespace(name, descriptor)")
         self.name = name
+        self._handle = _made(handle, "namespace", "client.namespace(name, descriptor)")
         info = self._info()
         self.block_bytes: int = info.block_bytes
         self.block_tokens: int = info.block_tokens
 
-    @property
-    def _raw(self) -> int:
-        if self._handle is None:
-            raise ValueError(f"namespace {self.name} is closed")
-        return self._handle.value
+    def _told(self) -> str:
+        return f"namespace {self.name}"
 
     def _info(self) -> _lib.NsInfo:
         info = _lib.NsInfo(size=c.sizeof(_lib.NsInfo))
@@ -394,12 +436,13 @@ class Namespace:
     @property
     def id(self) -> int:
         """0 while detached."""
-        return self._info().ns_id
+        return int(self._info().ns_id)
 
     @property
     def differs(self) -> str:
         """The first descriptor field in which another namespace of this name differs; "": there is none."""
-        return self._info().differs.decode()
+        field: bytes = self._info().differs
+        return field.decode()
 
     # ---- keys ----
 
@@ -443,7 +486,7 @@ class Namespace:
         """
         raw, views = _keys(keys), (_lib.View * len(keys))()
         count = _check(_pool.kvp_acquire(self._raw, raw, len(keys), 2 * layers, _deadline(timeout), views))
-        return [View(self, _Pin(views[i], self._handle)) for i in range(count)]
+        return [View(self, _Pin(views[i], self._held)) for i in range(count)]
 
     def get(self, key: Key, timeout: float = 0) -> Optional["View"]:
         """One block, or None."""
@@ -461,7 +504,7 @@ class Namespace:
                             n_extra=len(extra), window=window, sinks=sinks)
         handle = c.c_void_p()
         _check(_pool.kvp_seq_open(self._raw, opts, handle))
-        return Sequence(_Handle(handle.value, _pool.kvp_seq_close, self._handle), self)
+        return Sequence(_Handle(handle.value, _pool.kvp_seq_close, self._held), self)
 
     # ---- write ----
 
@@ -476,7 +519,7 @@ class Namespace:
         count = _check(_pool.kvp_reserve(self._raw, n, 1 if private else 0, _deadline(timeout), refs))
         return [Block(self, refs[i]) for i in range(count)]
 
-    def publish(self, items: Iterable[Tuple]) -> List[PublishResult]:
+    def publish(self, items: Iterable[Tuple[Any, ...]]) -> List[PublishResult]:
         """Make blocks findable: items (key, block), (key, block, used_bytes) or (key, block, used_bytes, parent key).
 
         In order, so parents go first.  A block that was stored or existed is used up; others stay the caller's.
@@ -537,18 +580,6 @@ class Namespace:
         """What happens to its blocks from now on, for a router."""
         return Events(self)
 
-    def close(self) -> None:
-        """Let go; the blocks stay in the pool."""
-        if self._handle is not None:
-            self._handle.let_go()
-        self._handle = None
-
-    def __enter__(self) -> "Namespace":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
 
 class Events:
     """What happens in a namespace since the last ``read()``; the first event is a GAP, for what was before is not known.
@@ -579,7 +610,7 @@ class _Pin:
                                         "open a client of your own")
         return self
 
-    def __del__(self, release=_pool.kvp_release):
+    def __del__(self, release: Any = _pool.kvp_release) -> None:
         release(self.raw, 1)
         self._ns.drop()
 
@@ -605,12 +636,13 @@ class View:
 
     @property
     def address(self) -> int:
-        return self._held().raw.data
+        """Of the first byte; good as long as the view, or a buffer taken from it, is held."""
+        return int(self._held().raw.data)
 
     @property
     def data(self) -> memoryview:
         """The used bytes."""
-        memory = (c.c_ubyte * self.used_bytes).from_address(self.address)
+        memory: Any = (c.c_ubyte * self.used_bytes).from_address(self.address)
         memory._pin = self._held()
         return memoryview(memory).cast("B").toreadonly()
 
@@ -618,7 +650,7 @@ class View:
         return self.data
 
     @property
-    def __array_interface__(self) -> dict:
+    def __array_interface__(self) -> Dict[str, Any]:
         return {"version": 3, "shape": (self.used_bytes,), "typestr": "|u1", "data": (self.address, True)}
 
     @property
@@ -629,7 +661,7 @@ class View:
     @property
     def layers_ready(self) -> int:
         """The first n layers are there; all, unless it was acquired with ``layers``."""
-        return self._held().raw.layers_ready
+        return int(self._held().raw.layers_ready)
 
     def wait_layer(self, layer: int, timeout: float = 0) -> bool:
         """Wait until a layer is there. Return: False: not in time. Error ESTALE: it will not come, the block is a miss."""
@@ -643,10 +675,14 @@ class View:
         return node if node >= 0 else None
 
     def release(self) -> None:
+        """Let go; buffers that were taken of it keep the block."""
         self._pin = None
 
     def __len__(self) -> int:
         return self.used_bytes
+
+    def __repr__(self) -> str:
+        return f"<kvpool view, {self.hit.name}, {self.used_bytes} bytes{', released' if self._pin is None else ''}>"
 
     def __enter__(self) -> "View":
         return self
@@ -661,16 +697,16 @@ class _Grant:
     def __init__(self, ref: _lib.BlockRef, ns: _Handle):
         self.ref, self._ns, self.born = _lib.BlockRef.from_buffer_copy(ref), ns.use(), _forks
 
-    def __del__(self, abandon=_pool.kvp_abandon):
+    def __del__(self, abandon: Any = _pool.kvp_abandon) -> None:
         abandon(self.ref, 1)
         self._ns.drop()
 
 
 class Block:
-    """A block to store into; given back to the pool if it is not published."""
+    """A block to store into; given back to the pool if it is not published, at the end of its ``with`` or its last reference."""
 
     def __init__(self, ns: Namespace, ref: _lib.BlockRef):
-        self._grant = _Grant(ref, ns._handle)
+        self._grant = _Grant(ref, ns._held)
         self._length = ns.block_bytes
         self._memory: Any = None
         self._data: Optional[memoryview] = None
@@ -705,12 +741,27 @@ class Block:
         self._memory = None
 
     def abandon(self) -> None:
+        """Give it back now; nothing to do for one that was published."""
         if self._grant.ref.data:
             self._end_writing()
             _pool.kvp_abandon(self._grant.ref, 1)
 
+    def __len__(self) -> int:
+        return self._length
+
+    def __enter__(self) -> "Block":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.abandon()
+
+    def __repr__(self) -> str:
+        return f"<kvpool block, {self._length} bytes{'' if self._grant.ref.data else ', published or given back'}>"
+
 
 class SequenceStats(NamedTuple):
+    """What became of a sequence's tokens and blocks so far; see struct kvp_seq_stats in kvpool.h."""
+
     lost: int
     tokens: int
     reused_ram: int
@@ -721,21 +772,15 @@ class SequenceStats(NamedTuple):
     restored: int
 
 
-class Sequence:
+class Sequence(_Open):
     """A token sequence whose K and V lie in blocks: match once, then append, store rows, attend, commit.
 
     ``kvpool.attention`` stores into it and attends over it.  For one thread at a time.
     """
 
     def __init__(self, handle: _Handle, ns: Namespace):
-        self._handle: Optional[_Handle] = _made(handle, "sequence", "ns.sequence()")
+        self._handle = _made(handle, "sequence", "ns.sequence()")
         self.ns = ns
-
-    @property
-    def _raw(self) -> int:
-        if self._handle is None:
-            raise ValueError("this sequence is closed")
-        return self._handle.value
 
     def match(self, tokens: Any, timeout: float = 0) -> int:
         """Take over the blocks of the longest known prefix; the first call on it. Return: tokens that need no computing."""
@@ -752,7 +797,7 @@ class Sequence:
         return result
 
     def __len__(self) -> int:
-        return _pool.kvp_seq_length(self._raw)
+        return int(_pool.kvp_seq_length(self._raw))
 
     def commit(self, n: int) -> int:
         """K and V of the tokens before ``n`` are stored in all layers: publish the full blocks. Return: blocks published so far."""
@@ -767,58 +812,41 @@ class Sequence:
         _check(_pool.kvp_seq_stats(self._raw, raw))
         return SequenceStats(*(getattr(raw, field) for field in SequenceStats._fields))
 
-    def close(self) -> None:
-        """Let go; what was published stays in the pool."""
-        if self._handle is not None:
-            self._handle.let_go()
-        self._handle = None
 
-    def __enter__(self) -> "Sequence":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
-
-class Queue:
+class Queue(_Open):
     """Batches in the background, to and from the caller's own buffers; made by ``Client.queue()``."""
 
     _GET, _PUT, _EXISTS, _DELETE = 1, 2, 3, 4
 
     def __init__(self, handle: _Handle):
-        self._handle: Optional[_Handle] = None  # close() comes for one that was never made, too
-        self._running: dict = {}  # tag: the library writes there until it is polled
+        self._running: Dict[int, Tuple[Any, Any, str, _Handle]] = {}  # tag: the library writes there until it is polled
         self._handle = _made(handle, "queue", "client.queue()")
         self._next = 1
-
-    @property
-    def _raw(self) -> int:
-        if self._handle is None:
-            raise ValueError("this queue is closed")
-        return self._handle.value
 
     def fileno(self) -> int:
         """Readable while completions wait: for select, poll and asyncio's add_reader()."""
         return _check(_pool.kvp_queue_fd(self._raw))
 
-    def _submit(self, ns: Namespace, op: int, keys: SequenceOf[Key], parts: Optional[SequenceOf],
+    def _submit(self, ns: Namespace, op: int, keys: SequenceOf[Key], parts: Optional[SequenceOf[Any]],
                 parents: Optional[SequenceOf[Optional[Key]]], timeout: float) -> int:
-        raw_keys, ios, alive = _keys(keys), (_lib.Io * len(keys))(), []
+        raw_keys, ios = _keys(keys), (_lib.Io * len(keys))()
+        alive: List[Any] = []
         if parts is not None and len(parts) != len(keys):
             raise ValueError(f"{len(keys)} keys and buffers for {len(parts)}")
         for i, io in enumerate(ios):
             io.key = raw_keys[i]
-            if parents and parents[i]:
-                io.parent = _keys([parents[i]])[0]
+            parent = parents[i] if parents else None
+            if parent:
+                io.parent = _keys([parent])[0]
             if parts is None:
                 continue
             group = parts[i] if isinstance(parts[i], (list, tuple)) else [parts[i]]
             memories = [Memory(part, op == self._GET) for part in group]
-            vector = (_lib.IoVec * len(memories))(*((m.address, m.length) for m in memories))
+            vector = (_lib.IoVec * len(memories))(*(_lib.IoVec(m.address, m.length) for m in memories))
             io.parts, io.n_parts = vector, len(memories)
             alive += [memories, vector]
         tag, self._next = self._next, self._next + 1
-        self._running[tag] = (ios, alive, ("", "get", "put", "exists", "delete")[op], ns._handle.use())
+        self._running[tag] = (ios, alive, ("", "get", "put", "exists", "delete")[op], ns._held.use())
         result = _pool.kvp_submit(self._raw, ns._raw, op, ios, len(keys), _deadline(timeout), tag)
         if result < 0:
             self._end(tag)
@@ -831,19 +859,21 @@ class Queue:
         ns.drop()
         return ios, op
 
-    def get(self, ns: Namespace, keys: SequenceOf[Key], buffers: SequenceOf, timeout: float = 0) -> int:
+    def get(self, ns: Namespace, keys: SequenceOf[Key], buffers: SequenceOf[Any], timeout: float = 0) -> int:
         """Copy blocks into ``buffers``: for each key a writable buffer, or a list of them. Return: the batch's tag."""
         return self._submit(ns, self._GET, keys, buffers, None, timeout)
 
-    def put(self, ns: Namespace, keys: SequenceOf[Key], buffers: SequenceOf,
+    def put(self, ns: Namespace, keys: SequenceOf[Key], buffers: SequenceOf[Any],
             parents: Optional[SequenceOf[Optional[Key]]] = None, timeout: float = 0) -> int:
         """Store blocks out of ``buffers``; what is there already is not copied again."""
         return self._submit(ns, self._PUT, keys, buffers, parents, timeout)
 
     def exists(self, ns: Namespace, keys: SequenceOf[Key]) -> int:
+        """Which of them are there: DONE or MISS for each, nothing is read."""
         return self._submit(ns, self._EXISTS, keys, None, None, 0)
 
     def delete(self, ns: Namespace, keys: SequenceOf[Key], timeout: float = 0) -> int:
+        """Blocks not wanted any more go."""
         return self._submit(ns, self._DELETE, keys, None, None, timeout)
 
     def poll(self, timeout: float = 0, most: int = 64) -> List[Completion]:
@@ -858,19 +888,11 @@ class Queue:
 
     def close(self) -> None:
         """Drops what has not begun, waits for what is under way; its buffers are free afterwards."""
-        if self._handle is not None:
-            self._handle.let_go()
-        self._handle = None
+        super().close()
         for tag in list(self._running):
             self._end(tag)
 
-    def __enter__(self) -> "Queue":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
-    def __del__(self):
+    def __del__(self) -> None:
         self.close()
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import ctypes as c
 from array import array
-from typing import Any, Iterable, Union
+from typing import Any, Tuple
 
 
 class _PyBuffer(c.Structure):
@@ -38,12 +38,12 @@ class Memory:
         self._buffer = buffer
         self.address, self.length = buffer.buf or 0, buffer.len
 
-    def __del__(self, release=_release):
+    def __del__(self, release: Any = _release) -> None:
         if self._buffer is not None:
             release(self._buffer)
 
 
-def token_memory(tokens: Union[Iterable[int], Any]) -> tuple:
+def token_memory(tokens: Any) -> Tuple[Any, int, int]:
     """(object to keep alive, address, number) of tokens as uint32; 4-byte integers in a buffer are not copied."""
     try:
         view = memoryview(tokens)
@@ -54,4 +54,4 @@ def token_memory(tokens: Union[Iterable[int], Any]) -> tuple:
         tokens = array("I", tokens.tolist() if hasattr(tokens, "tolist") else tokens)
         view = memoryview(tokens)
     memory = Memory(tokens, False)
-    return memory, memory.address, view.shape[0]
+    return memory, memory.address, len(view)

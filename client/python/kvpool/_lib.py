@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes as c
 import os
 from pathlib import Path
+from typing import Any, Dict, Tuple
 
 NAME_MAX = 64
 LAYERS_MAX = 128
@@ -135,7 +136,7 @@ class Geom(c.Structure):
             "k_off", "v_off", "k_token_stride", "k_head_stride", "v_token_stride", "v_head_stride")]
 
 
-_POOL = {
+_POOL: Dict[str, Tuple[Any, Any]] = {
     "kvp_desc_init": (None, [c.POINTER(Desc)] + [c.c_uint32] * 6),
     "kvp_desc_check": (c.c_int, [c.POINTER(Desc), c.POINTER(c.c_char_p), c.POINTER(c.c_uint64)]),
     "kvp_desc_differs": (c.c_char_p, [c.POINTER(Desc), c.POINTER(Desc)]),
@@ -199,7 +200,7 @@ def _find(stem: str) -> str:
     return f"lib{stem}.so.0"
 
 
-def _load(stem: str, prototypes: dict) -> c.CDLL:
+def _load(stem: str, prototypes: Dict[str, Tuple[Any, Any]]) -> c.CDLL:
     path = _find(stem)
     try:
         library = c.CDLL(path)

@@ -40,7 +40,8 @@ _AUTO = 0xFFFFFFFF
 
 def isa() -> str:
     """The instruction set the kernels use, as kvattn_isa_name() in kvattn.h has it: "scalar", "avx2", "avx512" and so on."""
-    return _attn.kvattn_isa_name().decode()
+    name: bytes = _attn.kvattn_isa_name()
+    return name.decode()
 
 
 def geometry(ns: Namespace, layer: int) -> _lib.Geom:
@@ -55,7 +56,7 @@ def geometry(ns: Namespace, layer: int) -> _lib.Geom:
 def _floats(memory: Memory, n: int, name: str, at_least: bool = False) -> int:
     if memory.length != 4 * n and not (at_least and memory.length > 4 * n):
         raise ValueError(f"{name}: {memory.length} bytes, {n} float32 ({4 * n} bytes) are needed")
-    return memory.address
+    return int(memory.address)
 
 
 def put(ns: Namespace, layer: int, block: Any, first_token: int, k: Any, v: Any) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from ._api import Client, Descriptor, Status
 
@@ -42,7 +42,7 @@ class NativeClient:
         self._ns = self._client.namespace(namespace, descriptor)
         self._queue = self._client.queue(max(1, threads))
         self._timeout = timeout
-        self._lengths: dict = {}  # batch of gets: the length each buffer has
+        self._lengths: Dict[int, List[int]] = {}  # batch of gets: the length each buffer has
 
     def event_fd(self) -> int:
         return self._queue.fileno()
@@ -64,7 +64,7 @@ class NativeClient:
 
     def drain_completions(self) -> List[Answer]:
         """(batch, could it be done, why not, what is there of it) for each batch that has ended."""
-        answers = []
+        answers: List[Answer] = []
         for done in self._queue.poll():
             there = [status == Status.DONE for status in done.statuses]
             lengths = self._lengths.pop(done.tag, None)
