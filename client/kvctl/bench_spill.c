@@ -24,7 +24,8 @@
 
 #define KIB ((uint64_t)1024)
 #define MIB (1024 * KIB)
-#define VOLUME (96 * MIB) /* of one pass */
+#define VOLUME_MAX (384 * MIB) /* of one pass: a device with a speed limit lets some tens of MiB through before it */
+#define VOLUME_MIN (32 * MIB)
 #define FILL_MAX (8192 * MIB)
 #define BATCH 64u
 #define WAIT_NS 60000000000ull
@@ -43,6 +44,7 @@ struct spill_bench {
 	struct bench *bench;
 	struct load load;
 	char file[320]; /* fio's */
+	uint64_t volume; /* bytes of one pass */
 	bool fio;
 	int pid; /* of the daemon */
 	double hash_ns_per_byte;
@@ -135,7 +137,7 @@ static int read_back(struct load *load, uint64_t first, uint64_t n)
 /* Publish, write out, forget, read back: *@speed of the two that count. */
 static int our_pass(struct spill_bench *s, uint64_t block_bytes, double speed[2])
 {
-	uint64_t n = VOLUME / block_bytes, first = s->next_key, start;
+	uint64_t n = s->volume / block_bytes, first = s->next_key, start;
 	double cpu;
 	int r = load_publish(&s->load, first, n, block_bytes, true);
 
@@ -161,14 +163,14 @@ static int our_pass(struct spill_bench *s, uint64_t block_bytes, double speed[2]
 static void fio_pass(const struct spill_bench *s, uint64_t block_bytes, double speed[2])
 {
 	for (unsigned side = 0; side < 2 && s->fio; side++)
-		speed[side] = bench_fio_speed(s->file, side == 0, block_bytes, s->bench->depth, VOLUME);
+		speed[side] = bench_fio_speed(s->file, side == 0, block_bytes, s->bench->depth, s->volume);
 }
 
 /* fio's buffers stay in a cache, for small blocks; those of a pool do not, and have a header. */
 static void ring_pass(const struct spill_bench *s, uint64_t block_bytes, double us[2])
 {
 	for (unsigned side = 0; side < 2 && s->fio && block_bytes < RING_BELOW; side++)
-		us[side] = bench_ring_us(s->file, side == 0, block_bytes, s->bench->depth, VOLUME);
+		us[side] = bench_ring_us(s->file, side == 0, block_bytes, s->bench->depth, s->volume);
 }
 
 /* Who comes first changes from round to round. */
@@ -256,6 +258,17 @@ static int size_measure(struct spill_bench *s, uint64_t block_bytes)
 	return r;
 }
 
+/* All of it lies in the pool, and in the store beside what is written over. */
+static uint64_t pass_volume(const struct bench *bench)
+{
+	uint64_t most = bench->pool_bytes * 3 / 10;
+
+	if (most > bench->spill_bytes / 3)
+		most = bench->spill_bytes / 3;
+	most -= most % VOLUME_MIN;
+	return most > VOLUME_MAX ? VOLUME_MAX : most < VOLUME_MIN ? VOLUME_MIN : most;
+}
+
 /* Write all of the store once, as fio's file is before it is measured: a file system takes longer where nothing was. */
 static int fill_store(struct spill_bench *s)
 {
@@ -263,11 +276,13 @@ static int fill_store(struct spill_bench *s)
 	int r = load_open(&s->load, s->bench->socket, "bench-spill-fill", MIB, 16);
 
 	bench_say("spill: filling the store with %" PRIu64 " MiB ...", bytes / MIB);
-	for (uint64_t done = 0; !r && done < bytes; done += VOLUME) {
-		r = load_publish(&s->load, s->next_key, VOLUME / MIB, MIB, true);
-		s->next_key += VOLUME / MIB;
+	for (uint64_t done = 0; !r && done < bytes; done += s->volume) {
+		r = load_publish(&s->load, s->next_key, s->volume / MIB, MIB, true);
+		s->next_key += s->volume / MIB;
 		r = r ? r : bench_ask_daemon(s->bench->socket, KVP_MSG_DRAIN);
 	}
+	if (!r) /* what stayed in memory would be written once more, over what is measured */
+		r = bench_ask_daemon(s->bench->socket, KVP_MSG_EVICT);
 	load_close(&s->load);
 	return r;
 }
@@ -346,8 +361,8 @@ static int latency_measure(struct spill_bench *s)
 	}
 	load_close(&s->load);
 	if (s->fio) {
-		fio_alone = bench_fio_p99_us(s->file, LATENCY_BLOCK, VOLUME, false);
-		fio_beside = bench_fio_p99_us(s->file, LATENCY_BLOCK, VOLUME, true);
+		fio_alone = bench_fio_p99_us(s->file, LATENCY_BLOCK, s->volume, false);
+		fio_beside = bench_fio_p99_us(s->file, LATENCY_BLOCK, s->volume, true);
 	}
 	if (alone <= 0 || beside <= 0) {
 		bench_say("restores beside writes left out: too few blocks came back, the load had written over them");
@@ -397,6 +412,7 @@ int bench_spill(struct bench *bench)
 	if (r)
 		return r;
 	s.pid = pool.header.daemon_pid;
+	s.volume = pass_volume(bench);
 	s.hash_ns_per_byte = hash_cost();
 	snprintf(s.file, sizeof(s.file), "%s/kvctl-bench-%d", bench->spill_dir, (int)getpid());
 	r = fill_store(&s);

@@ -101,9 +101,9 @@ static const struct command commands[] = {
 		"measure beside yardsticks",
 		POOL_HELP JSON_HELP
 		"  --self          start a daemon for it, and remove everything afterwards; takes of /dev/shm\n"
-		"                  pin 5G, share 1.25G, publish 1G, attn 512M, spill 320M, sparse 128M, but at\n"
-		"                  most half of what is free; of the disk (TMPDIR, else /var/tmp) sparse 1G,\n"
-		"                  spill 768M; start takes 4.5G and 9G of disk, with fewer records less; pin and\n"
+		"                  pin 5G, share 1.25G, publish 1G, attn 512M, spill 1.25G, sparse 128M, but\n"
+		"                  at most half of what is free; of the disk (TMPDIR, else /var/tmp) sparse 1G,\n"
+		"                  spill 1.7G; start takes 4.5G and 9G of disk, with fewer records less; pin and\n"
 		"                  start take minutes\n"
 		"  --pairs N       spill: rounds of ours and of fio (10)\n"
 		"  --depth N       spill: so many at once only (--self: 1, 8 and 32)\n"
