@@ -11,8 +11,8 @@
  * Between "over" and the end lies what is worked out for an op (after()).  The next ones are started first: the device is
  * not to wait for that.
  *
- * Reads go first.  Writes leave a quarter of the places to reads, so a read never waits for a queue of writes in the
- * device; each 16th op is a write if one waits, so that a stream of reads does not stop them for ever.
+ * Reads go first.  Writes leave a quarter of the places to reads, and no more than IO_WRITE_BYTES of them are under way, so a
+ * read never waits for a queue of writes in the device; each 16th op is a write if one waits, so that a stream of reads does not stop them for ever.
  *
  * Small operations that lie side by side and wait together are started together, in one place: the kernel makes one request of
  * what it is given at once, so the device is asked, and wakes us, once for all of them.  Blocks leave memory from the end of
@@ -46,6 +46,7 @@
 #define IO_DIRECT_STEP 4096u /* where a short O_DIRECT transfer goes on: no file system we know asks for more */
 #define IO_REAP_MAX 256 /* ops ended in one io_reap() */
 #define IO_PUSH_BYTES (256u << 10) /* so much is worth a system call of its own */
+#define IO_WRITE_BYTES (8u << 20) /* more at once makes no device faster that we know, and a read waits behind it */
 #define IO_JOINED_MAX 32 /* operations that share the place of another one, all together */
 
 struct io {
@@ -64,7 +65,7 @@ struct io {
 	const struct io_op *last; /* started, not told to the kernel yet: the next one may share its place; or NULL */
 	uint64_t join_off, join_end; /* what moves in that place */
 	unsigned n_unpushed; /* of those started, that the kernel has not heard of */
-	uint64_t unpushed_bytes;
+	uint64_t unpushed_bytes, writing_bytes;
 	unsigned n_reads_in_row;
 	uint64_t n_ended;
 	bool timer_armed;
@@ -134,7 +135,8 @@ static struct io_op *io_next_joined(struct io *io)
 static struct io_op *io_next(struct io *io)
 {
 	unsigned places = io_places(io), for_writes = places - places / 4;
-	bool write_may = io->writes.head && io->n_writes_started < for_writes;
+	bool write_may = io->writes.head && io->n_writes_started < for_writes &&
+			 (!io->writing_bytes || io->writing_bytes + io->writes.head->own.total <= IO_WRITE_BYTES);
 
 	if (io->n_started >= places)
 		return NULL;
@@ -240,6 +242,7 @@ static void io_start(struct io *io, struct io_op *op, bool joined)
 	io->n_joined += joined;
 	io->n_started += !joined;
 	io->n_writes_started += !joined && op->kind != IO_READ;
+	io->writing_bytes += op->kind == IO_WRITE ? op->own.total : 0;
 	io_set_place(op);
 	if (!io->uring) {
 		io_give_to_twin(io, op);
@@ -263,6 +266,7 @@ static void io_stop(struct io *io, const struct io_op *op)
 	io->n_joined -= op->own.joined;
 	io->n_started -= !op->own.joined;
 	io->n_writes_started -= !op->own.joined && op->kind != IO_READ;
+	io->writing_bytes -= op->kind == IO_WRITE ? op->own.total : 0;
 }
 
 /* What the ring said when it was given what is queued. */

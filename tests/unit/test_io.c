@@ -475,6 +475,44 @@ static void writes_that_hang_leave_places_to_reads(void **state)
 	close(pipes[1]);
 }
 
+static void no_more_bytes_are_being_written_than_a_device_needs(void **state)
+{
+	enum { LONG = 4 << 20, N = 3 };
+	struct fixture *f = *state;
+	uint8_t *bytes = calloc(1, LONG), *sink = malloc(LONG);
+	struct job writes[N], read_job = job_of(IO_READ, f->fd, 0, f->in, 4096);
+	uint64_t deadline = loop_now() + 20 * SECOND;
+	int pipes[2];
+
+	assert_non_null(bytes);
+	assert_non_null(sink);
+	assert_int_equal(put(f, f->fd, 0, f->out, 4096), 4096);
+	assert_int_equal(pipe(pipes), 0); /* a slow device */
+	writes[0] = job_of(IO_WRITE, pipes[1], 0, bytes, LONG);
+	writes[1] = job_of(IO_WRITE, pipes[1], 0, bytes, LONG);
+	writes[2] = job_of(IO_WRITE, f->fd, 0, f->out, 4096); /* would end at once */
+	for (unsigned i = 0; i < N; i++)
+		job_start(f, &writes[i]);
+	job_start(f, &read_job);
+	while (!read_job.n_done && loop_now() < deadline)
+		io_wait(f->io, loop_now() + SECOND / 10);
+	assert_int_equal(read_job.n_done, 1);
+	io_wait(f->io, loop_now() + SECOND / 10);
+	assert_int_equal(io_in_flight(f->io), N);
+	fcntl(pipes[0], F_SETFL, O_NONBLOCK);
+	while (io_in_flight(f->io) && loop_now() < deadline) {
+		if (read(pipes[0], sink, LONG) < 0)
+			usleep(1000);
+		io_reap(f->io);
+	}
+	for (unsigned i = 0; i < N; i++)
+		assert_int_equal(writes[i].res, i < 2 ? LONG : 4096);
+	close(pipes[0]);
+	close(pipes[1]);
+	free(bytes);
+	free(sink);
+}
+
 static bool pipe_is_emptied(int fd, uint64_t deadline)
 {
 	int left = 1;
@@ -1297,6 +1335,7 @@ int main(void)
 		WORKER(the_worker_takes_a_read_before_the_writes_that_wait_for_it),
 		ALL(what_is_worked_out_for_an_operation_is_there_when_it_starts_and_when_it_is_told),
 		RING(writes_that_hang_leave_places_to_reads),
+		RING(no_more_bytes_are_being_written_than_a_device_needs),
 		RING(small_ones_that_lie_side_by_side_share_a_place),
 		ALL(a_stream_of_reads_does_not_stop_a_write_for_ever),
 		ALL(offsets_beyond_2_and_4_gib_are_exact),
