@@ -23,6 +23,7 @@
 #define KIB 1024u
 #define MIB (1024u * KIB)
 #define BLOCK (64 * KIB)
+#define HOLD_NS 950000000ull /* what came back stays a second, in ticks */
 
 struct fixture {
 	struct host host;
@@ -108,17 +109,23 @@ static void put(struct wire_ns *ns, uint64_t k, const struct kvp_key *parent)
 	assert_int_equal(wire_put(ns, &key, parent, k, 10000), KVP_PUB_STORED);
 }
 
-/* 1: exactly its bytes; 0: a miss, with its reason. */
+/* 1: exactly its bytes; 0: a miss, with its reason. What came back is held for a second, or until it is used: only after that may it
+   have gone again, and is fetched once more. */
 static int comes_back(struct wire_ns *ns, uint64_t k, uint32_t *reason)
 {
 	struct kvp_key key = wire_key(k);
 	struct wire_pinned pinned;
 	struct kvp_wire_found found = {0};
+	uint64_t asked = 0;
 	int right;
 
 	if (reason)
 		*reason = 0;
-	while (!wire_pin(ns, &key, &pinned)) { /* what came back is held for a second only: it may have gone again */
+	while (!wire_pin(ns, &key, &pinned)) {
+		if (asked && wire_now() - asked < HOLD_NS)
+			fail_msg("block %u is gone %u ms after it was asked for", (unsigned)k,
+				(unsigned)((wire_now() - asked) / 1000000));
+		asked = wire_now();
 		assert_int_equal(wire_restore(ns, &key, 1, 10000, &found), sizeof(found));
 		if (found.state == KVP_HIT_RAM)
 			continue;
