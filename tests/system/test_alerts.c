@@ -289,6 +289,29 @@ static void kvpool_store_full_when_something_else_fills_the_disk(void **state)
 	ended(&w);
 }
 
+static void kvpool_store_quota_when_a_namespace_may_not_write_what_it_evicts(void **state)
+{
+	struct watch w;
+	unsigned n = 0;
+
+	(void)state;
+	given(&w, "2M", "64M");
+	while (w.t.host.argv[n])
+		n++;
+	w.t.host.argv[n++] = "--namespace-max-spill";
+	w.t.host.argv[n++] = "1M"; /* 15 blocks */
+	w.t.host.argv[n] = NULL;
+	trial_start(&w.t);
+	trial_attach(&w.t);
+	put(&w, 0, 10);
+	assert_int_equal(TRIAL_KVCTL(&w.t, NULL, 0, "drain"), 0);
+	watched(&w);
+	assert_false(fires(&w, "KvpoolStoreQuota"));
+	put(&w, 100, 200); /* a block in ten seconds, for ten minutes, is 60 */
+	assert_fires(&w, "KvpoolStoreQuota");
+	ended(&w);
+}
+
 /* Every page of the store's file but its first MiB is overwritten in its middle. */
 static void spoil(const char *dir)
 {
@@ -519,6 +542,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(kvpool_tier_down_when_the_store_is_taken_away),
 		cmocka_unit_test(kvpool_store_errors_when_writes_fail),
 		cmocka_unit_test(kvpool_store_full_when_something_else_fills_the_disk),
+		cmocka_unit_test(kvpool_store_quota_when_a_namespace_may_not_write_what_it_evicts),
 		cmocka_unit_test(kvpool_damage_when_records_fail_their_checksums),
 		cmocka_unit_test(kvpool_no_hits_when_engines_ask_and_nothing_is_found),
 		cmocka_unit_test(kvpool_no_room_when_all_is_held),
