@@ -980,7 +980,7 @@ bool spill_abandon(struct spill *spill, uint64_t n)
 
 	for (uint32_t i = 0; i < spill->n_present && spill->stats.live_records > least; i++)
 		if (spill->segments[i].n_live)
-			segment_drop_all(spill, i);
+			segment_drop_all(spill, i, true);
 	if (spill->stats.live_records || spill->n_used || io_in_flight(spill->io))
 		return false;
 	spill_free(spill);

@@ -96,7 +96,7 @@ void health_flush_failed(struct spill *spill, int err)
 			log_warn(
 				"spill store %s: a flush failed, and with it went lists of keys that were deleted lately: a start may find some of them again; delete them once more",
 				spill->file.path);
-		segment_drop_all(spill, i);
+		segment_drop_all(spill, i, true);
 	}
 	health_failed(spill, SPILL_NO_SEGMENT, "flush", err);
 	log_limited(&spill->health.limit, LOG_LEVEL_WARN,

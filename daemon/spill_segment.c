@@ -127,10 +127,13 @@ void segment_drop(struct spill *spill, uint32_t i, uint32_t index, bool tell)
 }
 
 /* gone() may forget others here meanwhile; those are passed over. */
-void segment_drop_all(struct spill *spill, uint32_t i)
+void segment_drop_all(struct spill *spill, uint32_t i, bool lists)
 {
-	for (uint32_t k = 0; k < spill->segments[i].n_records; k++)
-		segment_drop(spill, i, k, true);
+	const struct segment *segment = &spill->segments[i];
+
+	for (uint32_t k = 0; k < segment->n_records; k++)
+		if (lists || segment->records[k].cookie != &kill_cookie)
+			segment_drop(spill, i, k, true);
 }
 
 /* ---- which segment ---- */
@@ -275,15 +278,6 @@ static uint32_t segment_victim(const struct spill *spill, bool *busy)
 	return best;
 }
 
-/* All but its lists of deleted keys. */
-static void segment_drop_blocks(struct spill *spill, uint32_t i)
-{
-	spill->stats.reclaimed += spill->segments[i].n_live - spill->segments[i].n_kills;
-	for (uint32_t k = 0; k < spill->segments[i].n_records; k++)
-		if (spill->segments[i].records[k].cookie != &kill_cookie)
-			segment_drop(spill, i, k, true);
-}
-
 /* Return: an empty segment; -EAGAIN; -ENOSPC. */
 static int64_t segment_reclaim(struct spill *spill)
 {
@@ -297,13 +291,14 @@ static int64_t segment_reclaim(struct spill *spill)
 		if (segment->n_kills && !segment_is_oldest(spill, i))
 			return -EAGAIN;
 		/* before a mark may say that they do not count, so that nothing is there that a start would not find */
-		segment_drop_blocks(spill, i);
+		spill->stats.reclaimed += segment->n_live - segment->n_kills;
+		segment_drop_all(spill, i, false);
 		/* its lists of deleted keys go after all that they name: that must not come to light again, wherever it lies */
 		if (segment->n_kills && (r = drop_passed(spill, i)) == -EAGAIN)
 			return -EAGAIN;
 		if (r < 0)
 			break;
-		segment_drop_all(spill, i);
+		segment_drop_all(spill, i, true);
 		if (segment->state == SEGMENT_BAD)
 			continue; /* its turn has come, but it must be proved good first */
 		segment->state = SEGMENT_EMPTY;

@@ -95,6 +95,6 @@ bool spill_give_up(struct spill *spill, bool (*agrees)(void *owner, uint64_t ns_
 	if (best == SPILL_NO_SEGMENT)
 		return false;
 	spill->stats.reclaimed += spill->segments[best].n_live;
-	segment_drop_all(spill, best);
+	segment_drop_all(spill, best, true);
 	return true;
 }

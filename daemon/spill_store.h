@@ -130,7 +130,8 @@ void segment_forget_index(struct segment *segment);
 void segment_let_live(struct spill *spill, uint32_t i, uint32_t record, void *cookie);
 /** segment_drop() - @record is dead; its cookie is told when @tell */
 void segment_drop(struct spill *spill, uint32_t i, uint32_t record, bool tell);
-void segment_drop_all(struct spill *spill, uint32_t i);
+/** segment_drop_all() - all that lives in it, told; @lists: its lists of deleted keys too */
+void segment_drop_all(struct spill *spill, uint32_t i, bool lists);
 
 /** segment_for() - the open segment with room for @span. Return: its index; -EAGAIN; -ENOSPC. */
 int64_t segment_for(struct spill *spill, uint64_t span);
