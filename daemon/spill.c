@@ -24,6 +24,7 @@
 #include "io_memory.h"
 #include "loop.h"
 #include "spill_store.h"
+#include "undumped.h"
 
 #define SMALL_BYTES (1u << 20) /* so much is on its way at once in however many transfers there are, */
 #define TRANSFERS_MIN 40u /* which are so many at least: some small ones wait while others move */
@@ -781,7 +782,7 @@ static void spill_free(struct spill *spill)
 	io_memory_take_back(spill->heads);
 	free(spill->heads);
 	free(spill->health.probe.bytes);
-	free(spill->scrub.bytes);
+	undumped_free(spill->scrub.bytes);
 	free(spill->order);
 	kill_table_free(spill->kills);
 	free(spill);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "spill_store.h"
+#include "undumped.h"
 
 struct spill_memory {
 	struct spill_memory *next; /* while idle */
@@ -21,7 +22,7 @@ static void memory_free(struct spill *spill, struct spill_memory **at)
 
 	*at = memory->next;
 	spill->pack_room -= memory->room;
-	free(memory->bytes);
+	undumped_free(memory->bytes);
 	free(memory);
 }
 
@@ -51,7 +52,7 @@ struct spill_memory *spill_memory_take(struct spill *spill, uint64_t bytes)
 	if (spill->pack_room && spill->pack_room + bytes > PACK_MOST)
 		return NULL;
 	memory = calloc(1, sizeof(*memory));
-	if (!memory || !(memory->bytes = aligned_alloc(SPILL_PAGE, bytes))) {
+	if (!memory || !(memory->bytes = undumped_new(bytes))) {
 		free(memory);
 		return NULL;
 	}

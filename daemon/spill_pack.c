@@ -2,8 +2,10 @@
  * spill_pack.c - see spill_pack.h
  *
  * A block is copied before it is packed: a compressor that sees its input change under its hands promises nothing, and the
- * checksum is to be of what was packed.  The copy and zstd's state are the only memory: a block and 1.5 MB.
+ * checksum is to be of what was packed.  The copy and zstd's state are the only memory: a block and 1.5 MB, none of
+ * it in a core dump (zstd keeps pieces of the input as they are).
  */
+#define ZSTD_STATIC_LINKING_ONLY /* contexts in memory of our own */
 #include "spill_pack.h"
 
 #include <endian.h>
@@ -13,6 +15,7 @@
 #include <time.h>
 
 #include "kvpool_unpack.h"
+#include "undumped.h"
 
 #define LEVEL 1
 
@@ -22,6 +25,20 @@ struct packer {
 	uint8_t *copy;
 	uint64_t room; /* of copy */
 };
+
+static void *zstd_new(void *owner, size_t bytes)
+{
+	(void)owner;
+	return undumped_new(bytes);
+}
+
+static void zstd_free(void *owner, void *at)
+{
+	(void)owner;
+	undumped_free(at);
+}
+
+static const ZSTD_customMem undumped = {zstd_new, zstd_free, NULL};
 
 struct packer *packer_new(void)
 {
@@ -34,17 +51,17 @@ void packer_free(struct packer *packer)
 		return;
 	ZSTD_freeCCtx(packer->compress);
 	ZSTD_freeDCtx(packer->decompress);
-	free(packer->copy);
+	undumped_free(packer->copy);
 	free(packer);
 }
 
 static bool packer_make_room(struct packer *packer, uint64_t bytes)
 {
 	if (!packer->compress)
-		packer->compress = ZSTD_createCCtx();
+		packer->compress = ZSTD_createCCtx_advanced(undumped);
 	if (packer->room < bytes) {
-		free(packer->copy);
-		packer->copy = malloc(bytes);
+		undumped_free(packer->copy);
+		packer->copy = undumped_new(bytes);
 		packer->room = packer->copy ? bytes : 0;
 	}
 	return packer->compress && packer->room >= bytes;
@@ -72,7 +89,7 @@ int64_t packer_pack(struct packer *packer, const void *data, uint64_t bytes, voi
 
 int packer_unpack(struct packer *packer, const void *in, uint64_t stored, void *data, uint64_t bytes)
 {
-	if (!packer->decompress && !(packer->decompress = ZSTD_createDCtx()))
+	if (!packer->decompress && !(packer->decompress = ZSTD_createDCtx_advanced(undumped)))
 		return -ENOMEM;
 	return spill_unpack(packer->decompress, in, stored, data, bytes);
 }

@@ -16,6 +16,7 @@
 
 #include "loop.h"
 #include "spill_store.h"
+#include "undumped.h"
 
 #define SCANS 32 /* segments at once */
 #define SCAN_BYTES SPILL_KILLS_READ /* read at once where records are small */
@@ -498,7 +499,7 @@ int spill_scan(struct spill *spill)
 		recovery->cipher = &recovery->own_cipher;
 		r = spill_cipher_init(recovery->cipher, spill->opts.keys);
 	}
-	recovery->bytes = aligned_alloc(SPILL_PAGE, (size_t)SCANS * SCAN_BYTES);
+	recovery->bytes = undumped_new((uint64_t)SCANS * SCAN_BYTES);
 	if (!recovery->bytes)
 		r = -ENOMEM;
 	if (r == 0)
@@ -518,7 +519,7 @@ int spill_scan(struct spill *spill)
 			" records that seals speak of are lost: was the file written to or cut by somebody else, is its disk all right?  What can be read is used, the room of the rest too",
 			spill->file.path, recovery->n_lost_segments, spill->n_present, recovery->n_lost);
 	spill_cipher_deinit(&recovery->own_cipher);
-	free(recovery->bytes);
+	undumped_free(recovery->bytes);
 	free(recovery);
 	return r;
 }

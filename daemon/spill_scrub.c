@@ -9,6 +9,7 @@
 
 #include "loop.h"
 #include "spill_store.h"
+#include "undumped.h"
 
 #define FIRST_PASS_NS (60 * SPILL_SECOND) /* a start has other things to do */
 
@@ -89,7 +90,7 @@ static void scrub_end_pass(struct spill *spill)
 	spill->stats.scrub_passes++;
 	scrub->segment = scrub->index = 0;
 	scrub->once_rate = 0;
-	free(scrub->bytes);
+	undumped_free(scrub->bytes);
 	scrub->bytes = NULL;
 	scrub->room = 0;
 }
@@ -99,8 +100,8 @@ static bool scrub_make_room(struct scrub *scrub, uint64_t bytes)
 {
 	if (scrub->room >= bytes)
 		return true;
-	free(scrub->bytes);
-	scrub->bytes = aligned_alloc(SPILL_PAGE, bytes);
+	undumped_free(scrub->bytes);
+	scrub->bytes = undumped_new(bytes);
 	scrub->room = scrub->bytes ? bytes : 0;
 	return scrub->bytes != NULL;
 }
