@@ -328,12 +328,12 @@ static bool loop_made(const struct several *s, char device[32])
 	return open(device, O_RDONLY | O_CLOEXEC) >= 0 && system(command) == 0;
 }
 
-static void blocks_on_a_raw_device_come_back_after_a_kill_and_a_reboot_and_kvctl_reads_them(void **state)
+/* @key_file: of an encrypted one, NULL: in plain */
+static void a_raw_device_serves(struct several *s, const char *key_file)
 {
-	struct several *s = *state;
 	char device[32], out[8192], says[32];
 	const char *options[] = {"--pool", "2M", "--slab", "1M", "--free-percent", "0", "--heartbeat", "200", "--spill",
-		device, "--namespace-dir", s->dirs[0], NULL};
+		device, "--namespace-dir", s->dirs[0], key_file ? "--spill-key-file" : NULL, key_file, NULL};
 	const char *wrong[] = {"--spill", device, "--namespace-dir", "/nowhere/at/all", NULL};
 
 	if (geteuid() != 0 || !loop_made(s, device)) {
@@ -367,8 +367,35 @@ static void blocks_on_a_raw_device_come_back_after_a_kill_and_a_reboot_and_kvctl
 	assert_int_equal(host_stop(&s->t.host), 0);
 	assert_int_equal(TRIAL_KVCTL(&s->t, out, sizeof(out), "store", "list", device), 0);
 	assert_non_null(strstr(out, "120"));
+	assert_int_equal(strstr(out, "encrypted, with key ") != NULL, key_file != NULL);
+	if (key_file) {
+		assert_int_equal(
+			TRIAL_KVCTL(&s->t, out, sizeof(out), "store", "verify", "--key-file", key_file, device), 0);
+		assert_non_null(strstr(out, "0 damaged"));
+	}
 	assert_int_equal(host_start(&s->t.host, NULL), 0);
 	trial_attach(&s->t);
+}
+
+static void blocks_on_a_raw_device_come_back_after_a_kill_and_a_reboot_and_kvctl_reads_them(void **state)
+{
+	a_raw_device_serves(*state, NULL);
+}
+
+static void encrypted_blocks_on_a_raw_device_come_back_after_a_kill_and_a_reboot_and_kvctl_reads_them(void **state)
+{
+	struct several *s = *state;
+	char path[160];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/key", s->dirs[1]);
+	file = fopen(path, "we");
+	assert_non_null(file);
+	assert_int_equal(fwrite("0123456789abcdefghijklmnopqrstuv", 1, 32, file), 32);
+	fclose(file);
+	assert_int_equal(chmod(path, 0400), 0);
+	a_raw_device_serves(s, path);
+	unlink(path);
 }
 
 #define SEVERAL(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
@@ -383,6 +410,7 @@ int main(void)
 		SEVERAL(where_the_file_system_of_a_store_is_gone_none_is_made_below),
 		SEVERAL(a_store_more_and_a_store_less_are_taken_at_the_next_start),
 		SEVERAL(blocks_on_a_raw_device_come_back_after_a_kill_and_a_reboot_and_kvctl_reads_them),
+		SEVERAL(encrypted_blocks_on_a_raw_device_come_back_after_a_kill_and_a_reboot_and_kvctl_reads_them),
 	};
 
 	signal(SIGPIPE, SIG_IGN);

@@ -8,6 +8,7 @@
 #include <linux/loop.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 
 #include "../../daemon/spill_set.h"
@@ -355,6 +356,110 @@ static void refused_and_left_alone(struct place *p, int err, const char *why)
 	assert_true(XXH128_isEqual(before, all_of(p)));
 }
 
+/* ---- raw devices, encrypted ---- */
+
+static struct spill_keys device_keys[2]; /* the right one, another */
+
+static void given_keys(void)
+{
+	assert_true(sodium_init() >= 0);
+	for (unsigned i = 0; i < 2; i++) {
+		device_keys[i].n = 1;
+		memset(device_keys[i].keys[0].bytes, '1' + (int)i, SPILL_KEY_BYTES);
+		spill_key_set_id(&device_keys[i].keys[0]);
+	}
+}
+
+static void lies_there_in_plain(struct place *p, unsigned k, bool plain)
+{
+	struct block b = {.k = k, .bytes = SIZE};
+	int fd = open(p->backing, O_RDONLY | O_CLOEXEC);
+	char *disk = mmap(NULL, 64 * MIB, PROT_READ, MAP_SHARED, fd, 0);
+
+	assert_true(fd >= 0 && disk != MAP_FAILED);
+	block_fill(&b, p->f->out);
+	for (unsigned at = 0; at < SIZE - 32; at += 49999)
+		assert_int_equal(memmem(disk, 64 * MIB, p->f->out + at, 32) != NULL, plain);
+	munmap(disk, 64 * MIB);
+	close(fd);
+}
+
+static void encrypted_raw_serves(void **state, uint32_t sector)
+{
+	struct place *p = *state;
+
+	given_keys();
+	p->f->opts.keys = &device_keys[0];
+	raw_serves(state, sector);
+	assert_true(stats_of(p->f).encrypted);
+	for (unsigned k = 190; k < 200; k++) /* the newest */
+		assert_int_equal(get(p->f, k), 0);
+	fixture_close(p->f);
+	for (unsigned k = 190; k < 200; k++)
+		lies_there_in_plain(p, k, false);
+}
+
+static void a_raw_device_with_a_key_is_a_store_with_nothing_in_plain(void **state)
+{
+	encrypted_raw_serves(state, 512);
+}
+
+static void a_raw_device_with_4096_byte_sectors_and_a_key_is_one_too(void **state)
+{
+	encrypted_raw_serves(state, 4096);
+}
+
+/* On a device there is no file to be made anew: the store there is, or none. */
+static void a_device_is_not_opened_without_its_key_or_with_another_and_keeps_every_byte(void **state)
+{
+	const struct spill_keys *const wrong[] = {NULL, &device_keys[1]};
+	struct place *p = *state;
+	struct fixture *f = p->f;
+	XXH128_hash_t before;
+
+	given_keys();
+	given_raw(p, 64 * MIB, 512);
+	f->opts.keys = &device_keys[0];
+	assert_int_equal(fixture_open(f), 0);
+	for (unsigned k = 0; k < 20; k++)
+		assert_int_equal(put(f, k, SIZE), 0);
+	fixture_close(f);
+	before = all_of(p);
+	for (unsigned i = 0; i < 2; i++) {
+		f->opts.keys = wrong[i];
+		assert_true(fixture_open(f) < 0);
+		assert_non_null(strstr(f->message, p->device));
+		assert_true(XXH128_isEqual(before, all_of(p)));
+	}
+	f->opts.keys = &device_keys[0];
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(f->n_found, 20);
+	for (unsigned k = 0; k < 20; k++)
+		assert_int_equal(get(f, k), 0);
+}
+
+static void a_device_in_plain_is_not_opened_with_a_key_and_keeps_every_byte(void **state)
+{
+	struct place *p = *state;
+	struct fixture *f = p->f;
+	XXH128_hash_t before;
+
+	given_keys();
+	given_raw(p, 64 * MIB, 512);
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(put(f, 1, SIZE), 0);
+	fixture_close(f);
+	lies_there_in_plain(p, 1, true); /* so not seeing it elsewhere tells something */
+	before = all_of(p);
+	f->opts.keys = &device_keys[0];
+	assert_true(fixture_open(f) < 0);
+	assert_non_null(strstr(f->message, p->device));
+	assert_true(XXH128_isEqual(before, all_of(p)));
+	f->opts.keys = NULL;
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(get(f, 1), 0);
+}
+
 static void a_device_with_something_on_it_is_refused_and_keeps_every_byte(void **state)
 {
 	static const uint64_t places[] = {0, 65536, MIB - 1, 63 * MIB, 64 * MIB - 1};
@@ -651,6 +756,10 @@ int main(void)
 		BOTH(on_a_disk_that_fails_in_parts_what_is_stored_is_exact),
 		BOTH(a_raw_device_is_a_store_of_all_its_bytes),
 		BOTH(a_raw_device_with_4096_byte_sectors_is_one_too),
+		BOTH(a_raw_device_with_a_key_is_a_store_with_nothing_in_plain),
+		BOTH(a_raw_device_with_4096_byte_sectors_and_a_key_is_one_too),
+		RAW(a_device_is_not_opened_without_its_key_or_with_another_and_keeps_every_byte),
+		RAW(a_device_in_plain_is_not_opened_with_a_key_and_keeps_every_byte),
 		RAW(a_device_with_something_on_it_is_refused_and_keeps_every_byte),
 		RAW(a_mounted_device_is_refused_and_keeps_every_byte),
 		RAW(two_stores_never_share_a_device_by_whatever_name),
