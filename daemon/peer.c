@@ -43,7 +43,8 @@ struct listener {
 	const struct config_listen *policy; /* who those are that come by it; NULL: as the kernel tells */
 	bool passed; /* by the service manager: its path is not ours to remove */
 	char path[KVP_SOCKET_MAX];
-	int spare_fd; /* given up to refuse a connection when no descriptor is left */
+	int spare_fd; /* given up to refuse a connection when no descriptor is left; -1: it could not be had again */
+	struct loop_timer again; /* while nobody can be taken on: when it is tried again */
 };
 
 struct peer_out {
@@ -54,6 +55,7 @@ struct peer_out {
 	char packet[];
 };
 
+#define ACCEPT_AGAIN_NS 100000000ull /* no descriptor or no memory for a connection: tried again after so long */
 #define RETRY_NS 5000000ull /* an answer that waits for something the socket does not tell */
 #define UID_SPARE_PEERS 16 /* connections of a uid beside those of its sessions: resumes, pings */
 #define PROBE_MS 100
@@ -1178,6 +1180,33 @@ static void listener_accept_one(struct listener *listener, int fd)
 		loop_timer_set(d->loop, d->beat, loop_now());
 }
 
+static void listener_again(struct loop_timer *timer)
+{
+	struct listener *listener = timer->owner;
+
+	if (listener->spare_fd < 0)
+		listener->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	if (loop_set_events(listener->d->loop, &listener->source, LOOP_IN) < 0)
+		loop_timer_set(listener->d->loop, timer, loop_now() + ACCEPT_AGAIN_NS);
+}
+
+/* Who waits there stays ready: looked at all the time it would cost a processor. */
+static void listener_pause(struct listener *listener, int err)
+{
+	static struct log_limit limit;
+
+	log_limited(&limit, LOG_LEVEL_WARN, "%s: no connection can be taken on: %s; those there are go on%s",
+		listener->path[0] ? listener->path : "a socket", strerror(err),
+		err == EMFILE ? "; raise LimitNOFILE of kvpoold" : "");
+	loop_set_events(listener->d->loop, &listener->source, 0);
+	loop_timer_set(listener->d->loop, &listener->again, loop_now() + ACCEPT_AGAIN_NS);
+}
+
+static bool accept_is_none(int err)
+{
+	return err == EAGAIN || err == EINTR || err == ECONNABORTED;
+}
+
 static void listener_ready(struct loop_source *source, uint32_t events)
 {
 	struct listener *listener = source->owner;
@@ -1190,11 +1219,14 @@ static void listener_ready(struct loop_source *source, uint32_t events)
 			listener_accept_one(listener, fd);
 			continue;
 		}
-		if (errno != EMFILE && errno != ENFILE)
+		if (accept_is_none(errno))
 			return;
+		if ((errno != EMFILE && errno != ENFILE) || listener->spare_fd < 0) {
+			listener_pause(listener, errno);
+			return;
+		}
 		/* no descriptor left: give up the spare one to tell the client so, instead of spinning on it */
-		if (listener->spare_fd >= 0)
-			close(listener->spare_fd);
+		close(listener->spare_fd);
 		fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		if (fd >= 0)
 			connection_refuse(listener->d, fd, KVP_EQUOTA,
@@ -1295,6 +1327,7 @@ static int listener_start(struct daemon *d, struct listener *listener, char mess
 	listener->source.events = LOOP_IN;
 	listener->source.ready = listener_ready;
 	listener->source.owner = listener;
+	listener->again = (struct loop_timer){.ring = listener_again, .owner = listener};
 	listener->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	r = loop_add(d->loop, &listener->source);
 	if (r < 0)
@@ -1379,8 +1412,10 @@ void peer_stop(struct daemon *d)
 		struct listener *listener = &d->listeners[i];
 
 		loop_del(d->loop, &listener->source);
+		loop_timer_cancel(d->loop, &listener->again);
 		close(listener->source.fd);
-		close(listener->spare_fd);
+		if (listener->spare_fd >= 0)
+			close(listener->spare_fd);
 		if (!listener->passed)
 			unlink(listener->path);
 	}

@@ -592,6 +592,41 @@ static void with_no_descriptor_left_extras_are_refused_without_spinning(void **s
 	host_close(&host);
 }
 
+/* Not even the one it keeps to refuse somebody: it has more open than it may. */
+static void with_fewer_descriptors_than_it_has_it_serves_who_is_there_and_nobody_else_without_spinning(void **state)
+{
+	struct host *host = *state;
+	struct rlimit few = {3, 0}, before;
+	struct wire w, late;
+	struct wire_ns ns;
+	struct kvp_wire_pong pong;
+	uint64_t cpu;
+
+	assert_int_equal(wire_open(&w, host->socket), 0);
+	assert_int_equal(wire_join(&w, &ns, "a", BLOCK), 0);
+	for (uint64_t k = 0; k < 4; k++)
+		assert_int_equal(wire_put(&ns, &(struct kvp_key){{k + 1, 1}}, NULL, k, 5000), KVP_PUB_STORED);
+	assert_int_equal(prlimit(host->pid, RLIMIT_NOFILE, NULL, &before), 0);
+	few.rlim_max = before.rlim_max;
+	assert_int_equal(prlimit(host->pid, RLIMIT_NOFILE, &few, NULL), 0);
+	assert_int_equal(wire_connect(&late, host->socket), 0); /* nobody takes it from the queue */
+	wire_sleep_ms(300);
+	cpu = host_cpu_ms(host);
+	for (unsigned i = 0; i < 10; i++) {
+		assert_int_equal(wire_call(&w, KVP_MSG_PING, NULL, 0, &pong, sizeof(pong)), sizeof(pong));
+		assert_int_equal(wire_put(&ns, &(struct kvp_key){{100 + i, 1}}, NULL, 100 + i, 5000), KVP_PUB_STORED);
+		wire_sleep_ms(100);
+	}
+	assert_true(host_cpu_ms(host) - cpu <= 100);
+	assert_true(host_logged(host, "no connection can be taken on: Too many open files", 0));
+	assert_int_equal(prlimit(host->pid, RLIMIT_NOFILE, &before, NULL), 0);
+	assert_int_equal(wire_hello(&late, 0), 0);
+	a_fresh_client_is_served(host);
+	wire_close(&late);
+	wire_leave(&ns);
+	wire_close(&w);
+}
+
 /* B41, on the client's side: what the kernel drops is not taken for a descriptor */
 static void a_client_without_descriptors_gets_an_error_not_a_mapping(void **state)
 {
@@ -736,6 +771,7 @@ int main(int argc, char **argv)
 		WITH_DAEMON(more_requests_than_may_wait_are_refused_and_the_rest_goes_on),
 		WITH_DAEMON(clients_that_ask_and_close_at_once_are_nothing_to_the_daemon),
 		cmocka_unit_test(with_no_descriptor_left_extras_are_refused_without_spinning),
+		WITH_DAEMON(with_fewer_descriptors_than_it_has_it_serves_who_is_there_and_nobody_else_without_spinning),
 		WITH_DAEMON(a_client_without_descriptors_gets_an_error_not_a_mapping),
 		cmocka_unit_test(an_engine_that_is_refused_is_in_the_log_with_who_it_is_and_the_way_out),
 		cmocka_unit_test(a_uid_at_its_limits_is_told_which_and_how_to_raise_it),
