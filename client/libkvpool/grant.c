@@ -164,9 +164,12 @@ static uint32_t places_of(const struct ns_map *map, const struct kvp_wire_grant 
 	return n_places;
 }
 
-/* A grant is usable once its slab is mapped both ways: rw to store, ro to pin and to go on reading after publish. */
-static void grants_map(struct ns_map *map, const struct kvp_wire_grant *grants, uint32_t n, uint64_t deadline_ns)
+/* A grant is usable once its slab is mapped both ways: rw to store, ro to pin and to go on reading after publish.
+ * Return: why not all of them are, where asking for others at once would not help; else 0. */
+static int grants_map(struct ns_map *map, const struct kvp_wire_grant *grants, uint32_t n, uint64_t deadline_ns)
 {
+	int r = 0;
+
 	for (int writable = 0; writable <= 1; writable++) {
 		uint32_t places[KVP_WIRE_FDS_MAX], n_places;
 
@@ -174,10 +177,16 @@ static void grants_map(struct ns_map *map, const struct kvp_wire_grant *grants, 
 			pthread_mutex_lock(&map->lock);
 			n_places = places_of(map, grants, n, writable, places);
 			pthread_mutex_unlock(&map->lock);
-			if (!n_places || map_places(map, places, n_places, writable, deadline_ns) <= 0)
+			if (!n_places)
+				break;
+			r = map_places(map, places, n_places, writable, deadline_ns);
+			if (r <= 0)
 				break;
 		}
+		if (r == -KVP_ENOSPC || r == -KVP_EQUOTA || r == -KVP_ENOMEM)
+			return r;
 	}
+	return 0;
 }
 
 /* It is ours from now on, if its slab is mapped both ways. Under map->lock. */
@@ -208,14 +217,14 @@ static void grant_hand_out(struct ns_map *map, struct grant grant, struct room *
 
 /* Hand new grants out to @rooms, what is more into the stock: under one lock, so that nobody gives back in between what
  * somebody waits for. Those that cannot be used go back; those of a connection that has ended meanwhile were not in the
- * list of what we have: the daemon has taken them back. @deadline_ns: of mapping their slabs. Return: how many of @rooms are filled. */
-static uint32_t grants_take(struct ns_map *map, uint64_t connection, const struct kvp_wire_grant *grants, uint32_t n,
+ * list of what we have: the daemon has taken them back. @deadline_ns: of mapping their slabs. Return: how many of @rooms are filled; none, and < 0: others would not be either. */
+static int grants_take(struct ns_map *map, uint64_t connection, const struct kvp_wire_grant *grants, uint32_t n,
 	struct room *rooms, uint32_t n_rooms, uint64_t deadline_ns)
 {
 	struct grant back[64];
 	uint32_t n_back = 0, got = 0;
+	int r = grants_map(map, grants, n, deadline_ns);
 
-	grants_map(map, grants, n, deadline_ns);
 	pthread_mutex_lock(&map->lock);
 	for (uint32_t i = 0; i < n && connection == map->connection; i++) {
 		struct grant grant = {grants[i].slot, grants[i].generation};
@@ -240,7 +249,7 @@ static uint32_t grants_take(struct ns_map *map, uint64_t connection, const struc
 	if (got)
 		map->taken_ns = now_ns();
 	pthread_mutex_unlock(&map->lock);
-	return got;
+	return got ? (int)got : r;
 }
 
 /* Where the caller runs now: it is given memory there. */
@@ -266,7 +275,8 @@ static struct request *reserve_request(struct ns_map *map, uint32_t n, uint64_t 
 	return request;
 }
 
-/* Return: how many of @rooms are filled, 0: grants came, but none can be used now; -ENOSPC: the daemon granted none. */
+/* Return: how many of @rooms are filled, 0: grants came, but none can be used now; < 0: the daemon granted none, or none that
+ * could be mapped however often it is asked. */
 static int reserve_take(
 	struct ns_map *map, const struct request *request, struct room *rooms, uint32_t n_rooms, uint64_t deadline_ns)
 {
@@ -280,7 +290,7 @@ static int reserve_take(
 	}
 	if (!n)
 		return -ENOSPC;
-	return (int)grants_take(map, request->connection, (const struct kvp_wire_grant *)(const void *)request->body, n,
+	return grants_take(map, request->connection, (const struct kvp_wire_grant *)(const void *)request->body, n,
 		rooms, n_rooms, deadline_ns);
 }
 

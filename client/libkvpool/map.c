@@ -271,10 +271,23 @@ static bool map_take_one(struct ns_map *map, const struct kvp_wire_mapped *mappe
 	return true;
 }
 
+/* Not mapped. Return: for a reason that asking again at once does not change: that; else 0: it has left meanwhile. */
+static int place_refused(const struct ns_map *map, int status)
+{
+	const char *socket = map->session->client->socket;
+
+	if (status == -KVP_ENOSPC)
+		return fail(
+			status, "the daemon at %s has no room in /dev/shm for what pins of one more slab need", socket);
+	if (status == -KVP_EQUOTA)
+		return fail(status, "the daemon at %s has no descriptor left: raise LimitNOFILE of kvpoold", socket);
+	return 0;
+}
+
 static int map_answered(struct ns_map *map, struct request *request, uint32_t n, bool writable)
 {
 	unsigned fd = 0;
-	int got = 0;
+	int got = 0, r = 0;
 
 	if (request->body_bytes < n * sizeof(struct kvp_wire_mapped))
 		return fail(-KVP_EPROTO, "the daemon answers MAP with %zu bytes", request->body_bytes);
@@ -282,14 +295,19 @@ static int map_answered(struct ns_map *map, struct request *request, uint32_t n,
 		struct kvp_wire_mapped mapped;
 
 		memcpy(&mapped, request->body + i * sizeof(mapped), sizeof(mapped));
-		if (mapped.status)
+		if (mapped.status) {
+			r = r ? r : place_refused(map, mapped.status);
 			continue;
+		}
 		if (fd == request->n_fds)
 			break;
-		got += map_take_one(map, &mapped, request->fds[fd++], writable);
+		if (map_take_one(map, &mapped, request->fds[fd++], writable))
+			got++;
+		else
+			r = r ? r : -KVP_ENOMEM;
 	}
 	client_wake(map->session->client);
-	return got;
+	return got ? got : r;
 }
 
 int map_places(struct ns_map *map, const uint32_t *places, uint32_t n, bool writable, uint64_t deadline_ns)
