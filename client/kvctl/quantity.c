@@ -4,10 +4,14 @@
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <locale.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <wchar.h>
+#include <wctype.h>
 
 static const char *quantity_scaled(char *text, uint64_t n, double step, const char *const *units)
 {
@@ -165,28 +169,29 @@ const char *text_clean(char *to, size_t room, const char *from, size_t from_room
 	return to;
 }
 
-/* Bytes of the character that begins at @s; 0: none that is printed as it is. Left out are controls and what turns the direction of
- * writing or takes no room. */
-static size_t char_printable(const unsigned char *s, size_t n)
+/* Controls and unassigned ones are what iswprint() leaves out; beside those, what turns the direction of writing or takes no room. */
+static bool char_is_hidden(wchar_t c)
 {
-	size_t len = s[0] < 0x80 ? 1 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
-	uint32_t c = s[0] & (len == 1 ? 0x7f : 0x7f >> len);
+	return (c >= 0x200b && c <= 0x200f) || (c >= 0x202a && c <= 0x202e) || (c >= 0x2060 && c <= 0x206f) ||
+	       c == 0x61c || c == 0xfeff || (c >= 0xfff0 && c <= 0xfffb);
+}
 
-	if (len == 1)
-		return c >= 0x20 && c < 0x7f;
-	if (s[0] < 0xc2 || s[0] > 0xf4 || len > n)
-		return 0;
-	for (size_t i = 1; i < len; i++) {
-		if ((s[i] & 0xc0) != 0x80)
-			return 0;
-		c = c << 6 | (s[i] & 0x3f);
-	}
-	if ((len == 3 && c < 0x800) || (len == 4 && c < 0x10000) || c > 0x10ffff || (c >= 0xd800 && c < 0xe000))
-		return 0;
-	return c < 0xa0 || (c >= 0x200b && c <= 0x200f) || (c >= 0x2028 && c <= 0x202e) ||
-			       (c >= 0x2060 && c <= 0x206f) || c == 0xfeff || (c >= 0xfff0 && c <= 0xffff)
-		       ? 0
-		       : len;
+/* Bytes of the character of UTF-8 that begins at @s, whatever the terminal's locale is; 0: none that is printed as it is. */
+static size_t char_printable(const char *s, size_t n)
+{
+	static locale_t utf8;
+	locale_t before;
+	size_t len;
+	wchar_t c = 0;
+
+	if (!utf8)
+		utf8 = newlocale(LC_CTYPE_MASK, "C.UTF-8", NULL);
+	before = uselocale(utf8);
+	len = mbrtowc(&c, s, n, &(mbstate_t){0});
+	if (len > n || !iswprint((wint_t)c) || char_is_hidden(c))
+		len = 0;
+	uselocale(before);
+	return len;
 }
 
 const char *text_path(char *to, size_t room, const char *from, size_t from_room)
@@ -194,7 +199,7 @@ const char *text_path(char *to, size_t room, const char *from, size_t from_room)
 	size_t n = 0, length = strnlen(from, from_room);
 
 	for (size_t i = 0, len; i < length; i += len ? len : 1) {
-		len = char_printable((const unsigned char *)from + i, length - i);
+		len = char_printable(from + i, length - i);
 		if (n + (len ? len : 1) >= room)
 			break;
 		if (len)
