@@ -3,7 +3,7 @@
  *
  *	prompt MODEL.gguf [-n TOKENS] [-s SOCKET] <PROMPT
  *
- * An example, for who drives libllama from C or C++: only public calls of llama.h and kvpool.h.  Chunks of 256 tokens are
+ * An example, for who drives libllama from C or C++: only public calls of llama.h and kvpool.h.  Chunks of 64 tokens are
  * stored as llama.cpp writes the state of a sequence.  They come and go through a second sequence of the context: copying
  * between sequences of one unified cache moves no bytes.  Build:
  *
@@ -26,7 +26,7 @@
 namespace
 {
 
-constexpr uint32_t chunk_tokens = 256;
+constexpr uint32_t chunk_tokens = 64;
 constexpr llama_seq_id own = 0, scratch = 1;
 
 /* A hash of the file, so that no other model's chunks are taken for this one's. An engine hashes large files once and keeps it. */

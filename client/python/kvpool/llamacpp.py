@@ -5,7 +5,7 @@
     llm = llama_cpp.Llama("model.gguf", n_ctx=8192)
     cache = PromptCache(llm, kvpool.Client())   # from here on llm itself is used as ever
 
-Chunks of 256 tokens are stored as llama.cpp writes the state of a sequence; each is loaded by one copy out of the pool.
+Chunks of 64 tokens are stored as llama.cpp writes the state of a sequence; each is loaded by one copy out of the pool.
 Shared is between processes of the same libllama, model, cache types and RoPE settings, whatever their context size.  With no
 daemon llm computes as if none of this were there.
 """
@@ -21,8 +21,10 @@ import llama_cpp
 
 from ._api import Client, Descriptor, Error, Namespace, PublishResult
 
+CHUNK_TOKENS = 64  # a smaller one leaves less of a prompt to compute, and costs as often a look at all cells of the context
 _TMP = 1  # the sequence through which chunks come and go; llama-cpp-python's own is 0
 _ROOM = 0.2  # seconds to wait for room for a chunk
+_AT_ONCE = 2048  # tokens of which the chunks are held at a time
 _SAMPLES, _SAMPLE_BYTES = 256, 1 << 16
 
 
@@ -55,7 +57,7 @@ class ChunkCache:
     """
 
     def __init__(self, client: Client, ctx: Any, model: Any, params: Any, model_id: bytes, *, namespace: str = "llama.cpp",
-                 salt: bytes = b"", chunk_tokens: int = 256):
+                 salt: bytes = b"", chunk_tokens: int = CHUNK_TOKENS):
         if params.n_seq_max < 2 or not params.kv_unified:
             raise ValueError("the context needs n_seq_max >= 2 and kv_unified: chunks go through a second sequence")
         if llama_cpp.llama_model_n_swa(model) > 0 and not params.swa_full:
@@ -97,7 +99,7 @@ class ChunkCache:
         if at >= len(keys) or not self.ns.match(keys[at:at + 1]):
             return have
         while at < len(keys):
-            views = self.ns.acquire(keys[at:at + 8], timeout)
+            views = self.ns.acquire(keys[at:at + max(1, _AT_ONCE // self.chunk_tokens)], timeout)
             for view in views:
                 if not self._load(view, at * self.chunk_tokens):
                     self.failed += 1
@@ -165,7 +167,7 @@ class PromptCache:
     """
 
     def __init__(self, llm: Any, client: Optional[Client] = None, *, namespace: str = "llama.cpp", salt: bytes = b"",
-                 model_id: Optional[bytes] = None, chunk_tokens: int = 256, timeout: float = 1.0):
+                 model_id: Optional[bytes] = None, chunk_tokens: int = CHUNK_TOKENS, timeout: float = 1.0):
         if llm.n_tokens:
             raise ValueError("this Llama has been used: attach the cache when it is made")
         self.llm, self._timeout = llm, timeout
