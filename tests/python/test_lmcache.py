@@ -8,7 +8,7 @@ import time
 import pytest
 
 import kvpool
-from conftest import ONE_BLOCK, Daemon, tell_gain, told_apart
+from conftest import ONE_BLOCK, Daemon, attached, tell_gain, told_apart
 from kvpool.lmcache import NativeClient
 
 
@@ -25,6 +25,7 @@ def answers(client, n):
 @pytest.fixture
 def native(daemon):
     client = NativeClient(chunk_bytes=16384, socket=daemon.socket)
+    attached(client._client)  # on a busy machine that may take longer than a client waits when it is opened
     yield client
     client.close()
 

@@ -18,7 +18,7 @@ if "sglang" not in sys.modules:
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolTransfer  # noqa: E402
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory  # noqa: E402
 
-from conftest import ONE_BLOCK, Daemon, told_apart  # noqa: E402
+from conftest import ONE_BLOCK, Daemon, attached, told_apart  # noqa: E402
 
 LAYERS, HEADS, DIM, PAGE, PAGES = 3, 2, 16, 4, 40
 
@@ -83,13 +83,15 @@ def indices(pages):
 
 def backend(daemon, pool, model="m", rank=0, size=1, **extra):
     extra = {"backend_name": "kvpool", "module_path": "kvpool.sglang", "class_name": "KvpoolHiCache", "interface_v1": 1,
-             "socket": daemon if isinstance(daemon, str) else daemon.socket, "timeout": 5, **extra}
+             "socket": daemon if isinstance(daemon, str) else daemon.socket, "timeout": 20, **extra}
     config = HiCacheStorageConfig(tp_rank=rank, tp_size=size, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1,
                                   is_mla_model=False, enable_storage_metrics=False, is_page_first_layout=True,
                                   model_name=model, extra_config=extra)
     made = StorageBackendFactory.create_backend("dynamic", config, pool)
     made.register_mem_pool_host(pool)
     made.on_host_pools_registered()
+    if not isinstance(daemon, str):
+        attached(made._client)  # on a busy machine that may take longer than the client waits when it is opened
     return made
 
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 base = pytest.importorskip("vllm.distributed.kv_transfer.kv_connector.v1.base")
 
 import kvpool  # noqa: E402
-from conftest import ONE_BLOCK, TOP, Daemon, tell_gain, told_apart  # noqa: E402
+from conftest import ONE_BLOCK, TOP, Daemon, attached, tell_gain, told_apart  # noqa: E402
 from kvpool.vllm import KvpoolConnector  # noqa: E402
 
 LAYERS, HEADS, DIM, BLOCK, BLOCKS = 3, 2, 32, 32, 24
@@ -22,7 +22,7 @@ class Engine:
     """One vLLM process in small: both sides of the connector, a cache of blocks, requests that are computed in steps."""
 
     def __init__(self, daemon, model="m", dtype=torch.bfloat16, seed=0, layers=LAYERS):
-        extra = {"socket": daemon if isinstance(daemon, str) else daemon.socket, "timeout": 5, "model_id": model}
+        extra = {"socket": daemon if isinstance(daemon, str) else daemon.socket, "timeout": 20, "model_id": model}
         config = Fake(kv_transfer_config=Fake(kv_connector_extra_config=extra), parallel_config=Fake(
             pipeline_parallel_size=1, tensor_parallel_size=1, rank=0), cache_config=Fake(cache_dtype="auto"),
             model_config=Fake(dtype=dtype, model=model))
@@ -30,6 +30,9 @@ class Engine:
         groups = Fake(kv_cache_groups=[Fake(layer_names=[f"layers.{i}.attn" for i in range(layers)], kv_cache_spec=spec)])
         self.scheduler = KvpoolConnector(config, SCHEDULER, groups)
         self.worker = KvpoolConnector(config, WORKER, groups)
+        if not isinstance(daemon, str):
+            attached(self.scheduler._client)  # on a busy machine that may take longer than a client waits when it is opened
+            attached(self.worker._client)
         generator = torch.Generator().manual_seed(seed)
         self.caches = {f"layers.{i}.attn": torch.randn((BLOCKS, HEADS, BLOCK, 2 * DIM), generator=generator).to(dtype)
                        for i in range(layers)}
