@@ -18,19 +18,11 @@
 
 typedef __m256 vec;
 
-VEC vec vec_zero(void)
-{
-	return _mm256_setzero_ps();
-}
+#include "attn_lanes.h"
 
 VEC vec vec_set1(float f)
 {
 	return _mm256_set1_ps(f);
-}
-
-VEC vec vec_load(const float *p)
-{
-	return _mm256_loadu_ps(p);
 }
 
 VEC vec vec_load_f16(const uint16_t *p)
@@ -80,35 +72,10 @@ VEC vec vec_load_e4m3(const uint8_t *p)
 					   _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000))));
 }
 
-VEC void vec_store(float *p, vec v)
-{
-	_mm256_storeu_ps(p, v);
-}
-
 /* Rounds to nearest even. */
 VEC void vec_store_f16(uint16_t *p, vec v)
 {
 	_mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
-
-VEC vec vec_add(vec a, vec b)
-{
-	return _mm256_add_ps(a, b);
-}
-
-VEC vec vec_sub(vec a, vec b)
-{
-	return _mm256_sub_ps(a, b);
-}
-
-VEC vec vec_mul(vec a, vec b)
-{
-	return _mm256_mul_ps(a, b);
-}
-
-VEC vec vec_div(vec a, vec b)
-{
-	return _mm256_div_ps(a, b);
 }
 
 /* a * b + c, rounded once */
@@ -218,15 +185,6 @@ VEC void vec_store_sums(float *p, vec a, vec b, vec c, vec d)
 #include "attn_tmpl.h"
 #include "attn_tiled.h"
 
-TILED_ISA(vectors, TILED_VECTORS)
-
-const struct attn_isa attn_isa_avx2 = {
-	.name = "avx2",
-	.joins = true,
-	.scratch_bytes = scratch_by_vectors,
-	.part = part_by_vectors,
-	.store = tmpl_store,
-	.load = tmpl_load,
-};
+TILED_ISA(avx2, TILED_VECTORS);
 
 #endif

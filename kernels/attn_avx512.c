@@ -19,6 +19,8 @@
 
 typedef __m512 vec;
 
+#include "attn_lanes.h"
+
 /* By hand: where it is short of registers gcc 12 puts a mask's two bytes into memory and reads eight (seen at -O1 with
  * sanitizers). */
 VEC uint32_t mask_bits(__mmask16 mask)
@@ -29,19 +31,9 @@ VEC uint32_t mask_bits(__mmask16 mask)
 	return bits;
 }
 
-VEC vec vec_zero(void)
-{
-	return _mm512_setzero_ps();
-}
-
 VEC vec vec_set1(float f)
 {
 	return _mm512_set1_ps(f);
-}
-
-VEC vec vec_load(const float *p)
-{
-	return _mm512_loadu_ps(p);
 }
 
 VEC vec vec_load_f16(const uint16_t *p)
@@ -89,35 +81,10 @@ VEC vec vec_load_e4m3(const uint8_t *p)
 		_mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
 }
 
-VEC void vec_store(float *p, vec v)
-{
-	_mm512_storeu_ps(p, v);
-}
-
 /* Rounds to nearest even. */
 VEC void vec_store_f16(uint16_t *p, vec v)
 {
 	_mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
-
-VEC vec vec_add(vec a, vec b)
-{
-	return _mm512_add_ps(a, b);
-}
-
-VEC vec vec_sub(vec a, vec b)
-{
-	return _mm512_sub_ps(a, b);
-}
-
-VEC vec vec_mul(vec a, vec b)
-{
-	return _mm512_mul_ps(a, b);
-}
-
-VEC vec vec_div(vec a, vec b)
-{
-	return _mm512_div_ps(a, b);
 }
 
 /* a * b + c, rounded once */
@@ -217,19 +184,8 @@ VEC void vec_store_sums(float *p, vec a, vec b, vec c, vec d)
 #include "attn_tmpl.h"
 #include "attn_tiled.h"
 
-#define AVX512_ISA(way, best) \
-	TILED_ISA(way, best) \
-	const struct attn_isa attn_isa_avx512##way = { \
-		.name = "avx512" #way, \
-		.joins = true, \
-		.scratch_bytes = scratch_by_##way, \
-		.part = part_by_##way, \
-		.store = tmpl_store, \
-		.load = tmpl_load, \
-	}
-
-AVX512_ISA(, TILED_VECTORS);
-AVX512_ISA(vnni, TILED_CODES); /* and VBMI: products of bytes for I8 */
-AVX512_ISA(amx, TILED_PAIRS); /* and AMX: products of tiles of bf16 for the other types */
+TILED_ISA(avx512, TILED_VECTORS);
+TILED_ISA(avx512vnni, TILED_CODES); /* and VBMI: products of bytes for I8 and I4 */
+TILED_ISA(avx512amx, TILED_PAIRS); /* and AMX: products of tiles for BF16 */
 
 #endif

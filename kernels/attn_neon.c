@@ -20,19 +20,11 @@
 
 typedef float32x4_t vec;
 
-VEC vec vec_zero(void)
-{
-	return vdupq_n_f32(0);
-}
+#include "attn_lanes.h"
 
 VEC vec vec_set1(float f)
 {
 	return vdupq_n_f32(f);
-}
-
-VEC vec vec_load(const float *p)
-{
-	return vld1q_f32(p);
 }
 
 VEC vec vec_load_f16(const uint16_t *p)
@@ -86,35 +78,10 @@ VEC vec vec_load_e4m3(const uint8_t *p)
 	return vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(value), nan));
 }
 
-VEC void vec_store(float *p, vec v)
-{
-	vst1q_f32(p, v);
-}
-
 /* Rounds to nearest even. */
 VEC void vec_store_f16(uint16_t *p, vec v)
 {
 	vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v)));
-}
-
-VEC vec vec_add(vec a, vec b)
-{
-	return vaddq_f32(a, b);
-}
-
-VEC vec vec_sub(vec a, vec b)
-{
-	return vsubq_f32(a, b);
-}
-
-VEC vec vec_mul(vec a, vec b)
-{
-	return vmulq_f32(a, b);
-}
-
-VEC vec vec_div(vec a, vec b)
-{
-	return vdivq_f32(a, b);
 }
 
 /* a * b + c, rounded once */
@@ -218,15 +185,6 @@ VEC void vec_store_sums(float *p, vec a, vec b, vec c, vec d)
 #include "attn_tmpl.h"
 #include "attn_tiled.h"
 
-TILED_ISA(vectors, TILED_VECTORS)
-
-const struct attn_isa attn_isa_neon = {
-	.name = "neon",
-	.joins = true,
-	.scratch_bytes = scratch_by_vectors,
-	.part = part_by_vectors,
-	.store = tmpl_store,
-	.load = tmpl_load,
-};
+TILED_ISA(neon, TILED_VECTORS);
 
 #endif

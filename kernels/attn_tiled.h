@@ -974,16 +974,24 @@ static void tiled_part(const struct attn_part *part, enum tiled_way best)
 	work_total(&x.w);
 }
 
-/* The two entries of a way: a part, and the scratch it wants. */
-#define TILED_ISA(way, best) \
-	static void part_by_##way(const struct attn_part *part) \
+/* The instruction set that has this file's vectors and multiplies tiles in the @best way. */
+#define TILED_ISA(id, best) \
+	static void part_by_##id(const struct attn_part *part) \
 	{ \
 		if (part->call->geom.layout == KVATTN_TILED) \
 			tiled_part(part, best); \
 		else \
 			tmpl_part(part); \
 	} \
-	static size_t scratch_by_##way(const struct attn_call *call, uint32_t rows_all, uint32_t rows) \
+	static size_t scratch_by_##id(const struct attn_call *call, uint32_t rows_all, uint32_t rows) \
 	{ \
 		return scratch_layout(call, rows_all, rows, best, NULL, NULL); \
+	} \
+	const struct attn_isa attn_isa_##id = { \
+		.name = #id, \
+		.joins = true, \
+		.scratch_bytes = scratch_by_##id, \
+		.part = part_by_##id, \
+		.store = tmpl_store, \
+		.load = tmpl_load, \
 	}

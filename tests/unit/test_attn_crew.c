@@ -3,7 +3,6 @@
  *
  * kvpool-test: timeout=300
  */
-#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
@@ -15,32 +14,13 @@
 #include "kernels/crew.h"
 #include "kernels/queue.h"
 #include "test_attn_fixture.h"
+#include "thread_count.h"
 
 #if FEATURE(thread_sanitizer) || defined(__SANITIZE_THREAD__)
-const char *__tsan_default_options(void);
-const char *__tsan_default_options(void)
-{
-	return "die_after_fork=0";
-}
 #define CHILD_MAY_HAVE_THREADS \
 	false /* the sanitizer takes a thread with the number of one that the parent had for that one */
 #else
 #define CHILD_MAY_HAVE_THREADS true
-#endif
-
-static _Atomic int threads_made, threads_refused_from = -1;
-
-#if !SANITIZED
-int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*start)(void *), void *arg)
-{
-	typedef int (*create_fn)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
-	static _Atomic(create_fn) real;
-	const int nth = atomic_fetch_add(&threads_made, 1), limit = atomic_load(&threads_refused_from);
-
-	if (!atomic_load(&real))
-		atomic_store(&real, (create_fn)dlsym(RTLD_NEXT, "pthread_create"));
-	return limit >= 0 && nth >= limit ? EAGAIN : atomic_load(&real)(thread, attr, start, arg);
-}
 #endif
 
 /* ---- A batch: a long decode, two that begin with the same blocks, a prefill ---- */

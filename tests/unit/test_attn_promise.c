@@ -5,38 +5,13 @@
  * kvpool-test: timeout=600
  */
 #include <errno.h>
-#include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
 
 #include "test_attn_fixture.h"
-
-/* ---- pthread_create(), counted and refused at will (not under sanitizers, which have their own) ---- */
-
-#if FEATURE(thread_sanitizer) || defined(__SANITIZE_THREAD__)
-const char *__tsan_default_options(void);
-const char *__tsan_default_options(void)
-{
-	return "die_after_fork=0"; /* children here do start threads */
-}
-#endif
-
-static _Atomic int threads_made, threads_refused_from = -1;
-
-#if !SANITIZED
-int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*start)(void *), void *arg)
-{
-	typedef int (*create_fn)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
-	static _Atomic(create_fn) real;
-	const int nth = atomic_fetch_add(&threads_made, 1), limit = atomic_load(&threads_refused_from);
-
-	if (!atomic_load(&real))
-		atomic_store(&real, (create_fn)dlsym(RTLD_NEXT, "pthread_create"));
-	return limit >= 0 && nth >= limit ? EAGAIN : atomic_load(&real)(thread, attr, start, arg);
-}
-#endif
+#include "thread_count.h"
 
 /* ---- A sequence and its result in one pass ---- */
 
