@@ -90,7 +90,8 @@ enum kvattn_layout {
 /*
  * One layer inside a block.  Element d of head h of token t of K lies at
  * block + k_off + t * k_token_stride + h * k_head_stride + d * element size; V likewise.  Offsets and strides are bytes
- * and multiples of the element size.  K and V may share bytes (v_off == k_off, as in a latent cache).
+ * and multiples of the element size.  K and V may share bytes (v_off == k_off, as in a latent cache): V is then the first
+ * dim_v dims of K.
  *
  * TILED: a head's tokens are cut into tiles of T = min(16, block_tokens) tokens, tile i of head h lies at
  * block + k_off + i * k_token_stride + h * k_head_stride, V's likewise.  In K's tile dim d of token t is element
@@ -102,7 +103,8 @@ enum kvattn_layout {
  * f16.  Eight codes are a word of four bytes, byte i holds codes i (low half) and i + 4 (high).  K: word (d / 8) * T + t
  * holds dims d / 8 * 8 and on of token t, a group is a dim of a tile, groups are numbered by dim, rounded up to 16.  V: word
  * (t / 8) * P + d, P being the dims rounded up to 16, holds tokens t / 8 * 8 and on of dim d, a group is a token of a
- * chunk, number c * 16 + t.  The last tile of a block is a whole one: its rest is room unused.
+ * chunk, number c * 16 + t.  The last tile of a block is a whole one: its rest is room unused.  Where V shares K's bytes
+ * there is K's tile alone: types and strides are the same, dim_v is at most dim_k.
  */
 struct kvattn_geom {
 	uint32_t size; /* sizeof(struct kvattn_geom) */
@@ -168,7 +170,7 @@ KVATTN_API uint32_t kvattn_type_bytes(uint32_t type);
  * @first_token: where in the block the first row goes; first_token + n_tokens <= block_tokens
  * @k:           [n_tokens][n_kv_heads][dim_k], RoPE applied; NULL: K stays as it is
  * @k_stride:    floats from one token to the next; 0: n_kv_heads * dim_k
- * @v:           [n_tokens][n_kv_heads][dim_v]; NULL: V stays as it is
+ * @v:           [n_tokens][n_kv_heads][dim_v]; NULL: V stays as it is, as it must where it lies in K's tiles
  * @v_stride:    as @k_stride
  *
  * Rounds to nearest even, to infinity beyond the largest value; NaN stays NaN.  I8: the scale is near the largest
@@ -188,7 +190,7 @@ KVATTN_API int kvattn_get(const struct kvattn_geom *geom, const void *block, uin
 /**
  * kvattn_convert() - the rows of a block into a block of another type or layout
  * @from, @block:  a layer of a block; only read
- * @to, @to_block: of as many heads, dims and tokens
+ * @to, @to_block: of as many heads, dims and tokens; K and V share bytes in it only if they do in @from
  * @n_tokens:      the first ones, at most block_tokens
  *
  * Bits are those of kvattn_get() and kvattn_put().  What a narrower type loses it loses for good: such a block is not

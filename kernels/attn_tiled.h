@@ -43,6 +43,7 @@ struct tiled {
 	size_t k_fetch, v_fetch; /* I4: lines of the next pass's tile for each sixteen dims of this one */
 	size_t ahead; /* bytes of a stream that are asked for before they are used */
 	enum tiled_way k_way, v_way;
+	bool latent; /* V is the first dims of K: K is widened, and V is that, turned */
 	struct tile tiles[SPLIT_STEPS];
 	bool sight[SPLIT_STEPS];
 };
@@ -816,12 +817,49 @@ static void keys_widen(
 		k->base[s] = (const char *)(x->w.k_wide + s * SUB_TOKENS);
 }
 
+/* Four keys by four dims to four rows of values, @row floats apart. */
+INLINE void square_turn(const float *from, float *to, size_t row)
+{
+	typedef float four __attribute__((vector_size(16), may_alias, aligned(4)));
+	four in[4], low[2], high[2];
+
+	UNROLL for (uint32_t d = 0; d < 4; d++) in[d] = *(const four *)(const void *)(from + d * ATTN_TILE);
+	UNROLL for (uint32_t d = 0; d < 2; d++)
+	{
+		low[d] = __builtin_shufflevector(in[2 * d], in[2 * d + 1], 0, 4, 1, 5);
+		high[d] = __builtin_shufflevector(in[2 * d], in[2 * d + 1], 2, 6, 3, 7);
+	}
+	*(four *)(void *)to = __builtin_shufflevector(low[0], low[1], 0, 1, 4, 5);
+	*(four *)(void *)(to + row) = __builtin_shufflevector(low[0], low[1], 2, 3, 6, 7);
+	*(four *)(void *)(to + 2 * row) = __builtin_shufflevector(high[0], high[1], 0, 1, 4, 5);
+	*(four *)(void *)(to + 3 * row) = __builtin_shufflevector(high[0], high[1], 2, 3, 6, 7);
+}
+
+/* K that was widened, [dim][64], as V, [t][s][v_pad]: a subtile's sixteen dims at a time, so that both stay near. */
+TARGET static void keys_turn(const struct tiled *x)
+{
+	const uint32_t dim = (uint32_t)attn_round_up(x->v.dim, TILED_PAD);
+	float *k = x->w.k_wide;
+
+	for (uint32_t d = x->k.dim; d < dim; d++) /* only in V's padding */
+		memset(k + (size_t)d * ATTN_TILE, 0, ATTN_TILE * sizeof(*k));
+	for (uint32_t c = 0; c < dim; c += TILED_PAD)
+		for (uint32_t s = 0; s < STREAMS; s++)
+			for (uint32_t d = c; d < c + TILED_PAD; d += 4)
+				for (uint32_t t = 0; t < SUB_TOKENS; t += 4)
+					square_turn(k + (size_t)d * ATTN_TILE + s * SUB_TOKENS + t,
+						x->w.v_wide + ((size_t)t * STREAMS + s) * dim + d,
+						(size_t)STREAMS * dim);
+}
+
 static void values_widen(
 	const struct tiled *x, const struct tile *tile, uint32_t head, struct lanes *v, const struct fetch *fetch)
 {
 	const size_t row = attn_round_up(x->v.dim, TILED_PAD);
 
-	if (x->v.type == KVATTN_I4)
+	if (x->latent)
+		keys_turn(x);
+	else if (x->v.type == KVATTN_I4)
 		widen_v_i4(x, tile, head, v, fetch, x->w.v_wide);
 	else
 		BY_TYPE(x->v.type, widen_v, x, v, x->w.v_wide);
@@ -850,14 +888,16 @@ TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t n
 	struct lanes k, v;
 
 	lanes_open(x, tile, &x->k, head0 + h, w->k_copy, &k);
-	lanes_open(x, tile, &x->v, head0 + h, w->v_copy, &v);
+	v = k;
+	if (!x->latent)
+		lanes_open(x, tile, &x->v, head0 + h, w->v_copy, &v);
 	for (uint32_t s = 0; s < STREAMS; s++) {
 		if (v.scale[s]) /* wanted before the values */
 			__builtin_prefetch(v.scale[s]);
 		/* of a tile that is not whole, I4 lies in no one place: then what is asked for is there already */
-		fetch_k.next[s] = v.base[s] ? v.base[s] : (const char *)w->q;
 		fetch_v.next[s] =
 			stream_next(x, &x->k, next_step, head0 + next_h, s, k.base[s] ? k.base[s] : (const char *)w->q);
+		fetch_k.next[s] = x->latent ? fetch_v.next[s] : v.base[s] ? v.base[s] : (const char *)w->q;
 	}
 	if (x->k.type != KVATTN_I4 && (!w->widen || x->k_way == TILED_PAIRS))
 		fetch_set(&fetch_k, x, &k, x->k_bytes);
@@ -943,8 +983,13 @@ static size_t part_lines(size_t bytes, uint32_t dim)
 static void tiled_part(const struct attn_part *part, enum tiled_way best)
 {
 	const struct kvattn_geom *geom = &part->call->geom;
-	struct tiled x = {.k = geom_tensor_k(geom), .v = geom_tensor_v(geom), .ahead = part->call->ahead_bytes};
+	struct tiled x = {.k = geom_tensor_k(geom),
+		.v = geom_tensor_v(geom),
+		.ahead = part->call->ahead_bytes,
+		.latent = geom_latent(geom)};
 
+	if (x.latent)
+		best = TILED_VECTORS;
 	x.k_way = tiled_way(x.k.type, best);
 	x.v_way = tiled_way(x.v.type, best);
 	work_init(part, best, &x.w);
@@ -957,11 +1002,11 @@ static void tiled_part(const struct attn_part *part, enum tiled_way best)
 	else
 		queries_turn(&x.w);
 	x.k_bytes = attn_round_up(tiled_bytes(x.k.type, x.k.dim, TILED_TOKENS, false), TILED_ALIGN);
-	x.v_bytes = attn_round_up(tiled_bytes(x.v.type, x.v.dim, TILED_TOKENS, true), TILED_ALIGN);
-	x.w.widen |= (x.k.type == KVATTN_I4 && x.k_way == TILED_VECTORS) ||
+	x.v_bytes = x.latent ? 0 : attn_round_up(tiled_bytes(x.v.type, x.v.dim, TILED_TOKENS, true), TILED_ALIGN);
+	x.w.widen |= x.latent || (x.k.type == KVATTN_I4 && x.k_way == TILED_VECTORS) ||
 		     (x.v.type == KVATTN_I4 && x.v_way == TILED_VECTORS);
 	x.w.shorten = x.v_way == TILED_PAIRS;
-	x.k_fetch = part_lines(x.v_bytes, x.k.dim);
+	x.k_fetch = part_lines(x.latent ? x.k_bytes : x.v_bytes, x.k.dim);
 	x.v_fetch = part_lines(x.k_bytes, x.v.dim);
 	tiled_find(&x);
 	tiled_sight(&x);

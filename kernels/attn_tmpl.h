@@ -104,11 +104,11 @@ enum tiled_way {
 
 /* ---- Memory ---- */
 
-/* Whether there is room for a tile as f32: many rows, or codes of less than a byte. */
+/* Whether there is room for a tile as f32: many rows, codes of less than a byte, or V that is turned out of K. */
 static bool tiled_wide(const struct attn_call *call, uint32_t rows)
 {
-	return call->geom.layout == KVATTN_TILED &&
-	       (rows >= WIDEN_ROWS || call->geom.type_k == KVATTN_I4 || call->geom.type_v == KVATTN_I4);
+	return call->geom.layout == KVATTN_TILED && (rows >= WIDEN_ROWS || call->geom.type_k == KVATTN_I4 ||
+							    call->geom.type_v == KVATTN_I4 || geom_latent(&call->geom));
 }
 
 /* @best: the best way this processor has */

@@ -56,6 +56,14 @@ static uint32_t align_of(const struct kvattn_geom *geom, uint32_t type)
 	return geom->layout == KVATTN_TILED && tiled_only(type) ? sizeof(float) : kvattn_type_bytes(type);
 }
 
+/* V that lies in tiles of K has all that tells where from K. */
+static bool latent_bad(const struct kvattn_geom *geom)
+{
+	return geom->layout == KVATTN_TILED && geom_latent(geom) &&
+	       (geom->type_v != geom->type_k || geom->dim_v > geom->dim_k ||
+		       geom->v_token_stride != geom->k_token_stride || geom->v_head_stride != geom->k_head_stride);
+}
+
 int geom_check(const struct kvattn_geom *geom)
 {
 	int r;
@@ -71,6 +79,8 @@ int geom_check(const struct kvattn_geom *geom)
 	r = tensor_check(geom, geom->k_off, geom->k_token_stride, geom->k_head_stride, align_of(geom, geom->type_k));
 	if (r < 0)
 		return r;
+	if (latent_bad(geom))
+		return -EINVAL;
 	return tensor_check(geom, geom->v_off, geom->v_token_stride, geom->v_head_stride, align_of(geom, geom->type_v));
 }
 
@@ -205,13 +215,14 @@ int kvattn_geom_init_tiled(struct kvattn_geom *geom, const struct kvattn_shape *
 struct geom_tensor geom_tensor_k(const struct kvattn_geom *geom)
 {
 	return (struct geom_tensor){geom->k_off, geom->k_token_stride, geom->k_head_stride, geom->dim_k, geom->type_k,
-		geom->layout == KVATTN_TILED ? tiled_tokens(geom->block_tokens) : 0, false};
+		geom->layout == KVATTN_TILED ? tiled_tokens(geom->block_tokens) : 0, geom->dim_k, false};
 }
 
 struct geom_tensor geom_tensor_v(const struct kvattn_geom *geom)
 {
 	return (struct geom_tensor){geom->v_off, geom->v_token_stride, geom->v_head_stride, geom->dim_v, geom->type_v,
-		geom->layout == KVATTN_TILED ? tiled_tokens(geom->block_tokens) : 0, true};
+		geom->layout == KVATTN_TILED ? tiled_tokens(geom->block_tokens) : 0,
+		geom_latent(geom) ? geom->dim_k : geom->dim_v, !geom_latent(geom)};
 }
 
 /* ---- Rows of one head ---- */
@@ -380,12 +391,18 @@ static void nibble_set(uint8_t *byte, bool high, uint32_t code)
 
 static size_t i4_at(const struct geom_tensor *t, uint32_t dim_at, uint32_t token, bool *high)
 {
-	return tiled_code_at(t->tile, t->dim, dim_at, token, t->values, high);
+	return tiled_code_at(t->tile, t->tile_dim, dim_at, token, t->values, high);
+}
+
+/* Where the scales of a tile lie, or its steps. */
+static size_t scale_off(const struct geom_tensor *t)
+{
+	return tiled_scale_off(t->type, t->tile_dim, t->tile, t->values);
 }
 
 static uint16_t *i4_steps(const struct geom_tensor *t, char *tile)
 {
-	return (uint16_t *)(void *)(tile + tiled_scale_off(t->type, t->dim, t->tile, t->values));
+	return (uint16_t *)(void *)(tile + scale_off(t));
 }
 
 /* A tile's K: tokens 0 .. @n - 1, the rest is left without a value of its own. */
@@ -432,9 +449,8 @@ static void i4_v_store(const struct geom_tensor *t, char *tile, uint32_t token, 
 
 static void i4_load(const struct geom_tensor *t, const char *tile, uint32_t token, float *row)
 {
-	const uint16_t *step =
-		(const uint16_t *)(const void *)(tile + tiled_scale_off(t->type, t->dim, t->tile, t->values));
-	const uint16_t *least = step + tiled_i4_steps(t->dim, t->values);
+	const uint16_t *step = (const uint16_t *)(const void *)(tile + scale_off(t));
+	const uint16_t *least = step + tiled_i4_steps(t->tile_dim, t->values);
 
 	for (uint32_t d = 0; d < t->dim; d++) {
 		const size_t at_group = t->values ? d / TILED_CHUNK * TILED_TOKENS + token : d;
@@ -458,8 +474,7 @@ static void tile_row_store(
 	if (tiled_scaled(t->type)) {
 		const float scale = codes_from((int8_t *)elems, row, t->dim);
 
-		memcpy(tile + tiled_scale_off(t->type, t->dim, t->tile, t->values) + token * sizeof(scale), &scale,
-			sizeof(scale));
+		memcpy(tile + scale_off(t) + token * sizeof(scale), &scale, sizeof(scale));
 	} else {
 		isa->store(t->type, elems, row, t->dim);
 	}
@@ -481,8 +496,7 @@ static void tile_row_load(
 		isa->load(t->type, row, elems, t->dim);
 		return;
 	}
-	memcpy(&scale, tile + tiled_scale_off(t->type, t->dim, t->tile, t->values) + token * sizeof(scale),
-		sizeof(scale));
+	memcpy(&scale, tile + scale_off(t) + token * sizeof(scale), sizeof(scale));
 	for (uint32_t d = 0; d < t->dim; d++)
 		row[d] = scale * (float)(int8_t)elems[d];
 }
@@ -583,6 +597,8 @@ int kvattn_put(const struct kvattn_geom *geom, void *block, uint32_t first_token
 		return -EINVAL;
 	t = geom_tensor_k(geom);
 	if (k && t.type == KVATTN_I4 && first_token % t.tile)
+		return -EINVAL;
+	if (v && t.tile && geom_latent(geom))
 		return -EINVAL;
 	if (k)
 		tensor_put(geom, &t, block, first_token, n_tokens, k, k_stride);

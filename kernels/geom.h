@@ -9,12 +9,19 @@
 /** geom_check() - Return: 0; -EINVAL a field is out of range; -ENOTSUP type or layout is not served */
 int geom_check(const struct kvattn_geom *geom);
 
+/** geom_latent() - whether V has no bytes of its own, but is the first dims of K */
+static inline bool geom_latent(const struct kvattn_geom *geom)
+{
+	return geom->v_off == geom->k_off;
+}
+
 /* K or V of a layer. */
 struct geom_tensor {
 	uint64_t off, token_stride, head_stride;
 	uint32_t dim, type;
 	uint32_t tile; /* tokens of a tile; 0: a token's elements lie side by side */
-	bool values;
+	uint32_t tile_dim; /* of the vectors in a tile: V that is the first dims of K lies in K's */
+	bool values; /* lies as V does */
 };
 
 struct geom_tensor geom_tensor_k(const struct kvattn_geom *geom);

@@ -168,7 +168,7 @@ int kvattn_geom_head(const struct kvattn_geom *geom, uint32_t head, struct kvatt
 static bool convertible(const struct kvattn_geom *from, const struct kvattn_geom *to)
 {
 	return from->n_kv_heads == to->n_kv_heads && from->dim_k == to->dim_k && from->dim_v == to->dim_v &&
-	       from->block_tokens == to->block_tokens;
+	       from->block_tokens == to->block_tokens && (geom_latent(from) || !geom_latent(to));
 }
 
 int kvattn_convert(const struct kvattn_geom *from, const void *block, const struct kvattn_geom *to, void *to_block,
@@ -177,7 +177,7 @@ int kvattn_convert(const struct kvattn_geom *from, const void *block, const stru
 	enum { STEP = 16 }; /* rows at a time: a tile */
 	const int a = geom_check(from), b = geom_check(to);
 	size_t k_row, v_row;
-	float *rows;
+	float *rows, *v;
 	int r = 0;
 
 	if (a < 0 || b < 0)
@@ -189,12 +189,13 @@ int kvattn_convert(const struct kvattn_geom *from, const void *block, const stru
 	rows = malloc(STEP * (k_row + v_row) * sizeof(float));
 	if (!rows)
 		return -ENOMEM;
+	v = geom_latent(to) ? NULL : rows + STEP * k_row;
 	for (uint32_t first = 0; first < n_tokens && r == 0; first += STEP) {
 		const uint32_t n = n_tokens - first < STEP ? n_tokens - first : STEP;
 
-		r = kvattn_get(from, block, first, n, rows, 0, rows + STEP * k_row, 0);
+		r = kvattn_get(from, block, first, n, rows, 0, v, 0);
 		if (r == 0)
-			r = kvattn_put(to, to_block, first, n, rows, 0, rows + STEP * k_row, 0);
+			r = kvattn_put(to, to_block, first, n, rows, 0, v, 0);
 	}
 	free(rows);
 	return r;

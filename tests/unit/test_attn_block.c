@@ -329,6 +329,65 @@ static void int4_keys_come_in_tiles(void **state)
 	kv_close(&kv);
 }
 
+/* V without bytes of its own is the first dims of K: it is read from there, put with it, and converted with it. */
+static void values_may_be_the_first_dims_of_keys(void **state)
+{
+	static const uint32_t types[] = {KVATTN_F32, KVATTN_F16, KVATTN_BF16, KVATTN_FP8_E4M3, KVATTN_I8, KVATTN_I4};
+	static const struct kvattn_shape apart_shape = {1, 2, 33, 21, KVATTN_F32, KVATTN_F32, 32};
+	float k[32 * 2 * 33], back_k[32 * 2 * 33], back_v[32 * 2 * 21], v[32 * 2 * 21] = {0};
+	struct kv apart, kv;
+	uint64_t seed = 6;
+
+	(void)state;
+	noise_fill(&seed, k, COUNT(k), 3);
+	for (size_t i = 0; i < COUNT(types); i++) {
+		const struct kvattn_shape shape = {1, 2, 33, 21, types[i], types[i], 32};
+
+		kv_open(&apart, &apart_shape, ORDER_TILED, 32);
+		kv_open_latent(&kv, &shape, 32);
+		assert_int_equal(kvattn_put(&kv.geom, kv.memory, 0, 32, k, 0, v, 0), -EINVAL);
+		assert_int_equal(kvattn_put(&kv.geom, kv.memory, 0, 32, k, 0, NULL, 0), 0);
+		assert_int_equal(kvattn_get(&kv.geom, kv.memory, 0, 32, back_k, 0, back_v, 0), 0);
+		for (uint32_t row = 0; row < 32 * 2; row++)
+			assert_memory_equal(back_k + row * 33, back_v + row * 21, 21 * sizeof(float));
+		assert_int_equal(kvattn_convert(&apart.geom, apart.memory, &kv.geom, kv.memory, 32), -EINVAL);
+		assert_int_equal(kvattn_convert(&kv.geom, kv.memory, &apart.geom, apart.memory, 32), 0);
+		assert_int_equal(kvattn_get(&apart.geom, apart.memory, 0, 32, k, 0, v, 0), 0);
+		assert_memory_equal(k, back_k, sizeof(k));
+		assert_memory_equal(v, back_v, sizeof(v));
+		kv_close(&apart);
+		kv_open_latent(&apart, &apart_shape, 32);
+		assert_int_equal(kvattn_convert(&kv.geom, kv.memory, &apart.geom, apart.memory, 32), 0);
+		assert_int_equal(kvattn_get(&apart.geom, apart.memory, 0, 32, k, 0, v, 0), 0);
+		assert_memory_equal(k, back_k, sizeof(k));
+		assert_memory_equal(v, back_v, sizeof(v));
+		kv_close(&apart), kv_close(&kv);
+	}
+}
+
+static void tiles_are_shared_by_values_that_are_keys_and_no_others(void **state)
+{
+	const struct kvattn_shape shape = {1, 2, 32, 16, KVATTN_F16, KVATTN_F16, 32};
+	struct kvattn_geom geom, bad[5];
+	float k[2 * 32] = {0};
+	struct kv kv;
+
+	(void)state;
+	kv_open_latent(&kv, &shape, 32);
+	geom = kv.geom;
+	assert_int_equal(kvattn_put(&geom, kv.memory, 0, 1, k, 0, NULL, 0), 0);
+	for (size_t i = 0; i < COUNT(bad); i++)
+		bad[i] = geom;
+	bad[0].type_v = KVATTN_BF16;
+	bad[1].dim_v = 33;
+	bad[2].v_token_stride *= 2;
+	bad[3].v_head_stride *= 2;
+	bad[4].type_k = KVATTN_F32;
+	for (size_t i = 0; i < COUNT(bad); i++)
+		assert_int_equal(kvattn_put(&bad[i], kv.memory, 0, 1, k, 0, NULL, 0), -EINVAL);
+	kv_close(&kv);
+}
+
 static void put_writes_its_rows_and_nothing_else(void **state)
 {
 	(void)state;
@@ -661,6 +720,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(every_half_comes_back_as_itself),
 		cmocka_unit_test(fp8_is_rounded_to_nearest_even_and_saturates),
 		cmocka_unit_test(int4_keys_come_in_tiles),
+		cmocka_unit_test(values_may_be_the_first_dims_of_keys),
+		cmocka_unit_test(tiles_are_shared_by_values_that_are_keys_and_no_others),
 		cmocka_unit_test(put_writes_its_rows_and_nothing_else),
 		cmocka_unit_test(arguments_out_of_range_are_refused),
 		cmocka_unit_test(a_bad_sequence_spoils_no_other_call),

@@ -79,16 +79,54 @@ static inline uint64_t order_geom(enum order order, const struct kvattn_shape *s
 	return (order == ORDER_TILED ? kvattn_block_bytes_tiled : kvattn_block_bytes)(shape);
 }
 
-static inline void kv_open(struct kv *kv, const struct kvattn_shape *shape, enum order order, uint64_t n_tokens)
+/* The same of one layer that stores K alone: V is its first dim_v dims. */
+static inline uint64_t latent_geom(enum order order, const struct kvattn_shape *shape, struct kvattn_geom *geom)
 {
-	*kv = (struct kv){.shape = *shape, .n_tokens = n_tokens};
-	kv->block_bytes = order_geom(order, shape, &kv->geom);
+	struct kvattn_shape both = *shape;
+	uint64_t bytes, tiles = (shape->block_tokens + 15) / 16;
+
+	both.n_layers = 1;
+	both.dim_v = shape->dim_k;
+	both.type_v = shape->type_k;
+	order_geom(order, &both, geom);
+	bytes = geom->v_off; /* of K, or of one of its tiles */
+	geom->v_off = 0;
+	geom->dim_v = shape->dim_v;
+	if (order != ORDER_TILED)
+		return bytes;
+	geom->k_token_stride = geom->v_token_stride = bytes;
+	geom->k_head_stride = geom->v_head_stride = bytes * tiles;
+	return bytes * tiles * shape->n_kv_heads;
+}
+
+/* Of bytes as @geom has them. */
+static inline void kv_open_as(struct kv *kv, const struct kvattn_shape *shape, const struct kvattn_geom *geom,
+	uint64_t block_bytes, uint64_t n_tokens)
+{
+	*kv = (struct kv){.geom = *geom, .shape = *shape, .block_bytes = block_bytes, .n_tokens = n_tokens};
 	kv->n_blocks = (n_tokens + shape->block_tokens - 1) / shape->block_tokens;
 	kv->memory = must(aligned_alloc(64, (kv->n_blocks + 1) * kv->block_bytes));
 	memset(kv->memory, 0xff, (kv->n_blocks + 1) * kv->block_bytes);
 	kv->blocks = must(calloc(kv->n_blocks + 1, sizeof(*kv->blocks)));
 	for (uint64_t b = 0; b < kv->n_blocks; b++)
 		kv->blocks[b] = kv->memory + b * kv->block_bytes;
+}
+
+static inline void kv_open(struct kv *kv, const struct kvattn_shape *shape, enum order order, uint64_t n_tokens)
+{
+	struct kvattn_geom geom;
+	const uint64_t block_bytes = order_geom(order, shape, &geom);
+
+	kv_open_as(kv, shape, &geom, block_bytes, n_tokens);
+}
+
+/* K alone, TILED: kv_fill() leaves V out. */
+static inline void kv_open_latent(struct kv *kv, const struct kvattn_shape *shape, uint64_t n_tokens)
+{
+	struct kvattn_geom geom;
+	const uint64_t block_bytes = latent_geom(ORDER_TILED, shape, &geom);
+
+	kv_open_as(kv, shape, &geom, block_bytes, n_tokens);
 }
 
 static inline void kv_close(struct kv *kv)
@@ -106,6 +144,7 @@ static inline char *kv_block(const struct kv *kv, uint64_t b)
 /* @k: [n_tokens][n_kv_heads][dim_k], @v likewise; either may be NULL */
 static inline void kv_fill(struct kv *kv, const float *k, const float *v)
 {
+	const bool latent = kv->geom.v_off == kv->geom.k_off;
 	const size_t k_token = (size_t)kv->shape.n_kv_heads * kv->shape.dim_k;
 	const size_t v_token = (size_t)kv->shape.n_kv_heads * kv->shape.dim_v;
 
@@ -114,7 +153,7 @@ static inline void kv_fill(struct kv *kv, const float *k, const float *v)
 		const uint32_t n = left < kv->shape.block_tokens ? (uint32_t)left : kv->shape.block_tokens;
 
 		assert_int_equal(kvattn_put(&kv->geom, kv_block(kv, b), 0, n, k ? k + first * k_token : NULL, 0,
-					 v ? v + first * v_token : NULL, 0),
+					 v && !latent ? v + first * v_token : NULL, 0),
 			0);
 	}
 }

@@ -19,6 +19,7 @@ struct whole {
 	uint32_t kv_heads, group, dim_k, dim_v, n, n_q, type;
 	uint64_t window, sinks;
 	bool tiled; /* else HND or NHD as each check says */
+	bool latent; /* TILED: V is the first dims of K */
 	float *k, *v, *q, *out, *lse, *slopes;
 };
 
@@ -40,7 +41,10 @@ static void whole_kv(const struct whole *w, uint32_t block_tokens, enum order or
 {
 	const struct kvattn_shape shape = {2, w->kv_heads, w->dim_k, w->dim_v, w->type, w->type, block_tokens};
 
-	kv_open(kv, &shape, w->tiled ? ORDER_TILED : order, w->n);
+	if (w->latent)
+		kv_open_latent(kv, &shape, w->n);
+	else
+		kv_open(kv, &shape, w->tiled ? ORDER_TILED : order, w->n);
 	kv_fill(kv, w->k, w->v);
 }
 
@@ -165,6 +169,26 @@ static void chunking_block_size_layout_and_threads_change_no_bit(void **state)
 		}
 }
 
+static void keys_that_are_values_too_keep_the_promise(void **state)
+{
+	static const uint32_t types[] = {KVATTN_F16, KVATTN_BF16, KVATTN_I8, KVATTN_I4};
+	static const uint32_t cuts[][4] = {{150}, {1}, {5, 32, 7}};
+	static const uint32_t blocks[] = {256, 16, 48};
+
+	(void)state;
+	for (size_t type = 0; type < COUNT(types); type++) {
+		struct whole w = whole_usual();
+
+		w.tiled = w.latent = true;
+		w.type = types[type];
+		w.window = type % 2 ? 700 : 0;
+		whole_open(&w, 50 + type);
+		for (size_t i = 0; i < COUNT(cuts); i++)
+			check_chunks(&w, cuts[i], blocks[i], ORDER_TILED, 1 + (uint32_t)i);
+		whole_close(&w);
+	}
+}
+
 static void group_sizes_change_no_bit_either(void **state)
 {
 	static const uint32_t groups[] = {1, 2, 4, 5, 16};
@@ -234,7 +258,7 @@ static void batch_company_changes_no_bit(void **state)
 
 /* The last row alone, over the given blocks in the given places. */
 /* Blocks of the beginning are the same, what follows is each sequence's own, and one is not longer than the beginning. */
-static void check_beginning(uint32_t type, uint32_t n_q)
+static void check_beginning(uint32_t type, uint32_t n_q, bool latent)
 {
 	enum { N = 9, HEADS = 2, GROUP = 4, DIM = 48, BLOCK = 16, COMMON = 2100 / BLOCK, LONGEST = 2300 };
 	const struct kvattn_shape shape = {1, HEADS, DIM, DIM, type, type, BLOCK};
@@ -253,7 +277,10 @@ static void check_beginning(uint32_t type, uint32_t n_q)
 
 		noise_fill(&seed, k, (size_t)LONGEST * HEADS * DIM, 1);
 		noise_fill(&seed, q + i * n_q * row, n_q * row, 1);
-		kv_open(&kv[i], &shape, ORDER_TILED, n);
+		if (latent)
+			kv_open_latent(&kv[i], &shape, n);
+		else
+			kv_open(&kv[i], &shape, ORDER_TILED, n);
 		kv_fill(&kv[i], k, k);
 		seqs[i] = kv_seq(&kv[i], q + i * n_q * row, n_q, out + i * n_q * row);
 		for (uint64_t b = 0; b < kv[i].n_blocks; b++)
@@ -286,7 +313,9 @@ static void sequences_with_a_common_beginning_have_the_bits_of_each_alone(void *
 	(void)state;
 	for (size_t i = 0; i < COUNT(types); i++)
 		for (uint32_t n_q = 1; n_q <= 3; n_q += 2)
-			check_beginning(types[i], n_q);
+			check_beginning(types[i], n_q, false);
+	check_beginning(KVATTN_F16, 1, true);
+	check_beginning(KVATTN_BF16, 1, true);
 }
 
 static void last_row(
@@ -714,6 +743,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(chunking_block_size_layout_and_threads_change_no_bit),
+		cmocka_unit_test(keys_that_are_values_too_keep_the_promise),
 		cmocka_unit_test(group_sizes_change_no_bit_either),
 		cmocka_unit_test(thirty_seven_tokens_in_any_chunks_are_the_same),
 		cmocka_unit_test(batch_company_changes_no_bit),
