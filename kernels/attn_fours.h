@@ -165,7 +165,7 @@ BYTES_TARGET static void fours_scores_apart(const struct tiled *x, const struct 
 	const struct work *w = &x->w;
 	const char *const base[STREAMS] = {(const char *)w->k_wide};
 
-	rows_widen(x, sub, &x->k, w->part->rows.head0 + h, w->k_wide);
+	rows_widen(x, sub, &x->k, w->part->rows.head0 + h, 0, w->k_wide);
 	for (uint32_t r = 0; r < w->rows; r++) {
 		float *score = w->weight + (size_t)r * ATTN_TILE + s * SUB_TOKENS;
 
@@ -321,13 +321,13 @@ BYTES_TARGET static void fours_turns_apart(
 	const struct tiled *x, const struct tile *tile, uint32_t h, uint64_t apart, float *acc)
 {
 	const struct work *w = &x->w;
-	const size_t row = attn_round_up(x->v.dim, TILED_PAD), acc_stride = w->part->call->acc_floats;
+	const size_t acc_stride = w->part->call->acc_floats;
 	struct lanes v;
 
 	for (uint32_t s = 0; s < STREAMS; s++) {
-		v.base[s] = (const char *)(w->v_wide + s * row);
+		v.base[s] = (const char *)w->v_wide;
 		if (tile->sub[s].present && !tile->sub[s].whole)
-			rows_widen(x, &tile->sub[s], &x->v, w->part->rows.head0 + h, w->v_wide + s * row);
+			rows_widen(x, &tile->sub[s], &x->v, w->part->rows.head0 + h, s, w->v_wide);
 	}
 	for (uint32_t r = 0; r < w->rows; r++)
 		if (w->mask[r] & apart)

@@ -451,12 +451,13 @@ INLINE void turns_take(const int type, const int n_rows, const int n_vecs, const
 }
 #undef TURN
 
-/* The chunk of @n dims that begins at dim @c. */
+/* The chunk of @n dims that begins at byte @off of each stream, its streams @apart bytes one behind the other. */
 INLINE void turns_chunk(const int type, const int n_rows, const bool all, uint64_t mask, const float *weight,
-	const struct lanes *v, size_t off, const size_t step, const struct fetch *fetch, uint32_t n, float *acc,
-	size_t acc_stride)
+	const struct lanes *v, size_t off, const size_t apart, const size_t step, const struct fetch *fetch, uint32_t n,
+	float *acc, size_t acc_stride)
 {
-	const char *const base[STREAMS] = {v->base[0] + off, v->base[1] + off, v->base[2] + off, v->base[3] + off};
+	const char *const base[STREAMS] = {
+		v->base[0] + off, v->base[1] + off + apart, v->base[2] + off + 2 * apart, v->base[3] + off + 3 * apart};
 	const char *own[STREAMS], *next[STREAMS];
 	size_t turn = 0;
 	uint32_t d = 0;
@@ -476,26 +477,23 @@ INLINE void turns_chunk(const int type, const int n_rows, const bool all, uint64
 		turns_take(type, n_rows, 1, all, mask, weight, base, step, NULL, NULL, 0, d, acc + d, acc_stride);
 }
 
-/* All dims of @n_rows rows, chunk by chunk.  @wide: f32 rows of all dims, not chunks. */
+/* All dims of @n_rows rows, chunk by chunk.  @wide: the streams lie in one tile of 64 tokens, by turns. */
 INLINE void turns_dims(const int type, const bool wide, const int n_rows, const bool all, uint64_t mask,
 	const float *weight, const struct tiled *x, const struct lanes *v, const struct fetch *fetch, float *acc,
 	size_t acc_stride)
 {
 	const uint32_t dim = (uint32_t)attn_round_up(x->v.dim, TILED_PAD), elem = elem_bytes(type);
+	const uint32_t tokens = wide ? ATTN_TILE : SUB_TOKENS, turn = wide ? STREAMS : 1;
 
-	if (wide) {
-		turns_chunk(type, n_rows, all, mask, weight, v, 0, STREAMS * dim * elem, NULL, dim, acc, acc_stride);
-		return;
-	}
 	for (uint32_t c = 0; c < dim; c += TILED_CHUNK) {
-		const size_t off = (size_t)c * SUB_TOKENS * elem;
+		const size_t off = (size_t)c * tokens * elem, rest = (size_t)(dim - c) * elem;
 
 		if (dim - c >= TILED_CHUNK)
-			turns_chunk(type, n_rows, all, mask, weight, v, off, TILED_CHUNK * elem, fetch, TILED_CHUNK,
-				acc + c, acc_stride);
+			turns_chunk(type, n_rows, all, mask, weight, v, off, wide ? TILED_CHUNK * elem : 0,
+				turn * TILED_CHUNK * elem, fetch, TILED_CHUNK, acc + c, acc_stride);
 		else
-			turns_chunk(type, n_rows, all, mask, weight, v, off, (dim - c) * elem, fetch, dim - c, acc + c,
-				acc_stride);
+			turns_chunk(type, n_rows, all, mask, weight, v, off, wide ? rest : 0, turn * rest, fetch,
+				dim - c, acc + c, acc_stride);
 	}
 }
 
@@ -558,7 +556,7 @@ INLINE void turns_all(const int type, const bool wide, const struct tiled *x, co
 	{ \
 		turns_all(type, false, x, v, fetch, h); \
 	} \
-	/* All of a tile to f32, K [dim][64], V [t][s][v_pad] */ \
+	/* All of a tile to f32, see wide_at() */ \
 	TARGET static void widen_k_##name(const struct tiled *x, const struct lanes *k, float *to) \
 	{ \
 		for (uint32_t d = 0; d < x->k.dim; d++) \
@@ -577,7 +575,7 @@ INLINE void turns_all(const int type, const bool wide, const struct tiled *x, co
 			const uint32_t c = d / TILED_CHUNK * TILED_CHUNK, n = tiled_v_row(x->v.dim, c); \
 \
 			for (uint32_t i = 0; i < ATTN_TILE; i++) \
-				vec_store(to + (size_t)i * dim + d, \
+				vec_store(to + (size_t)c * ATTN_TILE + i * n + (d - c), \
 					value_vec(type, \
 						v->base[i % STREAMS] + \
 							((size_t)c * SUB_TOKENS + \
@@ -620,18 +618,23 @@ INLINE const uint16_t *i4_steps_of(const struct geom_tensor *t, const char *tile
 	return (const uint16_t *)(const void *)(tile + tiled_scale_off(t->type, t->dim, TILED_TOKENS, t->values));
 }
 
+/* Where a widened step has dim @d of token @token of stream @s: K [dim][64], V as a tile of 64 tokens, by turns. */
+static size_t wide_at(const struct geom_tensor *t, uint32_t s, uint32_t token, uint32_t d)
+{
+	return t->values ? tiled_v_at(KVATTN_F32, ATTN_TILE, t->dim, d, token * STREAMS + s)
+			 : (size_t)d * ATTN_TILE + s * SUB_TOKENS + token;
+}
+
 /* What does not lie in one tile: row by row; the rest is zero. */
 static void rows_widen(
-	const struct tiled *x, const struct sub *sub, const struct geom_tensor *t, uint32_t head, float *to)
+	const struct tiled *x, const struct sub *sub, const struct geom_tensor *t, uint32_t head, uint32_t s, float *to)
 {
 	const struct attn_part *part = x->w.part;
-	const size_t v_row = attn_round_up(x->v.dim, TILED_PAD);
-	const size_t dim_step = t->values ? 1 : ATTN_TILE, token_step = t->values ? STREAMS * v_row : 1;
 	float row[KVATTN_DIM_MAX];
 
 	for (uint32_t i = 0; i < SUB_TOKENS; i++)
 		for (uint32_t d = 0; d < t->dim; d++)
-			to[i * token_step + d * dim_step] = 0;
+			to[wide_at(t, s, i, d)] = 0;
 	for (uint32_t i = sub->run; i < part->n_runs && part->runs[i].pos < sub->pos + SUB_TOKENS; i++) {
 		const struct attn_run *run = &part->runs[i];
 		const int64_t run_end = run->pos + run->n, sub_end = sub->pos + SUB_TOKENS;
@@ -641,7 +644,7 @@ static void rows_widen(
 			geom_row_load(
 				&attn_isa_scalar, t, run->block, run->token + (uint64_t)(pos - run->pos), head, row);
 			for (uint32_t d = 0; d < t->dim; d++)
-				to[(size_t)(pos - sub->pos) * token_step + d * dim_step] = row[d];
+				to[wide_at(t, s, (uint32_t)(pos - sub->pos), d)] = row[d];
 		}
 	}
 }
@@ -672,7 +675,7 @@ TARGET static void widen_k_i4(const struct tiled *x, const struct tile *tile, ui
 		}
 	for (uint32_t s = 0; s < STREAMS; s++)
 		if (!tile->sub[s].whole)
-			rows_widen(x, &tile->sub[s], &x->k, head, to + s * SUB_TOKENS);
+			rows_widen(x, &tile->sub[s], &x->k, head, s, to);
 }
 
 TARGET static void widen_v_i4(const struct tiled *x, const struct tile *tile, uint32_t head, const struct lanes *v,
@@ -700,14 +703,14 @@ TARGET static void widen_v_i4(const struct tiled *x, const struct tile *tile, ui
 				part_fetch(fetch, s, (c + d) / SUB_TOKENS, x->v_fetch);
 			for (uint32_t t = 0; t < SUB_TOKENS; t++)
 				for (uint32_t d = c; d < c + n; d += LANES)
-					vec_store(to + ((size_t)t * STREAMS + s) * dim + d,
+					vec_store(to + (size_t)c * ATTN_TILE + (t * STREAMS + s) * n + (d - c),
 						i4_vec(codes + (t / TILED_CODES_WORD * dim + d) * 4,
 							t % TILED_CODES_WORD, step[t], least[t]));
 		}
 	}
 	for (uint32_t s = 0; s < STREAMS; s++)
 		if (!tile->sub[s].whole)
-			rows_widen(x, &tile->sub[s], &x->v, head, to + s * dim);
+			rows_widen(x, &tile->sub[s], &x->v, head, s, to);
 }
 
 TARGET static void scores_wide(
@@ -835,7 +838,7 @@ INLINE void square_turn(const float *from, float *to, size_t row)
 	*(four *)(void *)(to + 3 * row) = __builtin_shufflevector(high[0], high[1], 2, 3, 6, 7);
 }
 
-/* K that was widened, [dim][64], as V, [t][s][v_pad]: a subtile's sixteen dims at a time, so that both stay near. */
+/* K that was widened as V, see wide_at(): a subtile's sixteen dims at a time, so that both stay near. */
 TARGET static void keys_turn(const struct tiled *x)
 {
 	const uint32_t dim = (uint32_t)attn_round_up(x->v.dim, TILED_PAD);
@@ -843,20 +846,21 @@ TARGET static void keys_turn(const struct tiled *x)
 
 	for (uint32_t d = x->k.dim; d < dim; d++) /* only in V's padding */
 		memset(k + (size_t)d * ATTN_TILE, 0, ATTN_TILE * sizeof(*k));
-	for (uint32_t c = 0; c < dim; c += TILED_PAD)
-		for (uint32_t s = 0; s < STREAMS; s++)
-			for (uint32_t d = c; d < c + TILED_PAD; d += 4)
-				for (uint32_t t = 0; t < SUB_TOKENS; t += 4)
-					square_turn(k + (size_t)d * ATTN_TILE + s * SUB_TOKENS + t,
-						x->w.v_wide + ((size_t)t * STREAMS + s) * dim + d,
-						(size_t)STREAMS * dim);
+	for (uint32_t c = 0; c < dim; c += TILED_PAD) {
+		const size_t step = (size_t)STREAMS * tiled_v_row(x->v.dim, c / TILED_CHUNK * TILED_CHUNK);
+
+		for (uint32_t i = 0; i < STREAMS * TILED_PAD; i++) {
+			const uint32_t s = i / TILED_PAD, d = c + i % 4 * 4, t = i / 4 % 4 * 4;
+
+			square_turn(k + wide_at(&x->k, s, t, d),
+				x->w.v_wide + tiled_v_at(KVATTN_F32, ATTN_TILE, x->v.dim, d, t * STREAMS + s), step);
+		}
+	}
 }
 
 static void values_widen(
 	const struct tiled *x, const struct tile *tile, uint32_t head, struct lanes *v, const struct fetch *fetch)
 {
-	const size_t row = attn_round_up(x->v.dim, TILED_PAD);
-
 	if (x->latent)
 		keys_turn(x);
 	else if (x->v.type == KVATTN_I4)
@@ -864,7 +868,7 @@ static void values_widen(
 	else
 		BY_TYPE(x->v.type, widen_v, x, v, x->w.v_wide);
 	for (uint32_t s = 0; s < STREAMS; s++)
-		v->base[s] = (const char *)(x->w.v_wide + s * row);
+		v->base[s] = (const char *)x->w.v_wide;
 }
 
 static void fetch_set(struct fetch *fetch, const struct tiled *x, const struct lanes *own, size_t own_bytes)
