@@ -180,6 +180,9 @@ VEC void vec_store_sums(float *p, vec a, vec b, vec c, vec d)
 	_mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
 }
 
+/* The lanes in the order of vec_store_sums(): first with second, those two with the next two, and on by doubling. */
+static const uint8_t sum_lanes[LANES] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
+
 #include "attn_vec.h"
 #include "attn_tmpl.h"
 #include "attn_tiled.h"

@@ -181,6 +181,9 @@ VEC void vec_store_sums(float *p, vec a, vec b, vec c, vec d)
 	vst1q_f32(p, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));
 }
 
+/* The lanes in the order of vec_store_sums(): first with second, those two with the next two, and on by doubling. */
+static const uint8_t sum_lanes[LANES] = {0, 1, 2, 3};
+
 #include "attn_vec.h"
 #include "attn_tmpl.h"
 #include "attn_tiled.h"

@@ -820,24 +820,6 @@ static void keys_widen(
 		k->base[s] = (const char *)(x->w.k_wide + s * SUB_TOKENS);
 }
 
-/* Four keys by four dims to four rows of values, @row floats apart. */
-INLINE void square_turn(const float *from, float *to, size_t row)
-{
-	typedef float four __attribute__((vector_size(16), may_alias, aligned(4)));
-	four in[4], low[2], high[2];
-
-	UNROLL for (uint32_t d = 0; d < 4; d++) in[d] = *(const four *)(const void *)(from + d * ATTN_TILE);
-	UNROLL for (uint32_t d = 0; d < 2; d++)
-	{
-		low[d] = __builtin_shufflevector(in[2 * d], in[2 * d + 1], 0, 4, 1, 5);
-		high[d] = __builtin_shufflevector(in[2 * d], in[2 * d + 1], 2, 6, 3, 7);
-	}
-	*(four *)(void *)to = __builtin_shufflevector(low[0], low[1], 0, 1, 4, 5);
-	*(four *)(void *)(to + row) = __builtin_shufflevector(low[0], low[1], 2, 3, 6, 7);
-	*(four *)(void *)(to + 2 * row) = __builtin_shufflevector(high[0], high[1], 0, 1, 4, 5);
-	*(four *)(void *)(to + 3 * row) = __builtin_shufflevector(high[0], high[1], 2, 3, 6, 7);
-}
-
 /* K that was widened as V, see wide_at(): a subtile's sixteen dims at a time, so that both stay near. */
 TARGET static void keys_turn(const struct tiled *x)
 {
@@ -851,9 +833,12 @@ TARGET static void keys_turn(const struct tiled *x)
 
 		for (uint32_t i = 0; i < STREAMS * TILED_PAD; i++) {
 			const uint32_t s = i / TILED_PAD, d = c + i % 4 * 4, t = i / 4 % 4 * 4;
+			float *to = x->w.v_wide + tiled_v_at(KVATTN_F32, ATTN_TILE, x->v.dim, d, t * STREAMS + s);
+			square out[4];
 
-			square_turn(k + wide_at(&x->k, s, t, d),
-				x->w.v_wide + tiled_v_at(KVATTN_F32, ATTN_TILE, x->v.dim, d, t * STREAMS + s), step);
+			square_turn(k + wide_at(&x->k, s, t, d), ATTN_TILE, out);
+			for (uint32_t n = 0; n < 4; n++, to += step)
+				*(square *)(void *)to = out[n];
 		}
 	}
 }

@@ -36,6 +36,7 @@
 #endif
 
 #define WIDEN_ROWS 12u /* from this many rows on a tile is widened to f32 once instead of with each use */
+#define TURN_ROWS 48u /* of rows: from so many on its keys are turned, too */
 #define AMX_PARTS 2u /* see attn_amx.h */
 #define AMX_PART_ROWS 8u /* rows in a tile, each with its parts */
 
@@ -85,7 +86,7 @@ struct work {
 	uint64_t *mask; /* [rows]: the keys that count, by index */
 	uint64_t *seen; /* [n_q]: the keys in sight; TILED: [steps of a split][n_q] */
 	char *k_copy, *v_copy; /* a tile of one head each */
-	float *k_wide, *v_wide; /* TILED: the same as f32 */
+	float *k_wide, *v_wide; /* TILED: the same as f32; rows: K turned, see keys_turned() */
 	int8_t *q_digits, *w_digits; /* attn_bytes.h: queries and weights as whole numbers */
 	float *q_step, *w_step; /* of what steps they are, by row */
 	int32_t *q_less; /* [row][digit]: what their sums begin with */
@@ -143,7 +144,7 @@ static size_t scratch_layout(const struct attn_call *call, uint32_t rows_all, ui
 	TAKE(seen, uint64_t, (size_t)rows * (tiled ? ATTN_SPLIT / ATTN_TILE : 1));
 	TAKE(k_copy, char, ATTN_TILE *k_pad * sizeof(float) + scales);
 	TAKE(v_copy, char, ATTN_TILE *v_pad * sizeof(float) + scales);
-	TAKE(k_wide, float, tiled_wide(call, rows) ? ATTN_TILE *k_pad : 0);
+	TAKE(k_wide, float, tiled_wide(call, rows) || rows >= TURN_ROWS ? ATTN_TILE * k_pad : 0);
 	TAKE(v_wide, float, tiled_wide(call, rows) ? ATTN_TILE *v_pad : 0);
 	if (tiled && call->geom.type_k == KVATTN_I8) {
 		TAKE(q_digits, int8_t, rows_all * k_pad * 3);
@@ -463,6 +464,101 @@ INLINE void keys_all(
 	}
 	for (; r < w->rows; r++)
 		keys_take(type, 1, q + r * w->k_pad, w->k_pad, k, ahead, w->weight + r * ATTN_TILE);
+}
+
+/* ---- Keys for many rows: turned, so that no sum needs adds across lanes ---- */
+
+typedef float square __attribute__((vector_size(16), may_alias, aligned(4))); /* a row of four by four */
+
+/* Four rows of four, @step floats apart, to their columns. */
+INLINE void square_turn(const float *from, size_t step, square out[4])
+{
+	square in[4], low[2], high[2];
+
+	UNROLL for (uint32_t i = 0; i < 4; i++) in[i] = *(const square *)(const void *)(from + i * step);
+	UNROLL for (uint32_t i = 0; i < 2; i++)
+	{
+		low[i] = __builtin_shufflevector(in[2 * i], in[2 * i + 1], 0, 4, 1, 5);
+		high[i] = __builtin_shufflevector(in[2 * i], in[2 * i + 1], 2, 6, 3, 7);
+	}
+	UNROLL for (uint32_t i = 0; i < 2; i++)
+	{
+		const square *from_half = i ? high : low;
+
+		out[2 * i] = __builtin_shufflevector(from_half[0], from_half[1], 0, 1, 4, 5);
+		out[2 * i + 1] = __builtin_shufflevector(from_half[0], from_half[1], 2, 3, 6, 7);
+	}
+}
+
+/* A tile's keys, f32 rows as sub_copy() leaves them, to w->k_wide: [lane, in the order of sums][dims of it][64] */
+TARGET static void keys_turn_rows(const struct work *w)
+{
+	const float *from = (const float *)(const void *)w->k_copy;
+	const uint32_t of_lane = w->k_pad / LANES;
+	float *lane_at[LANES];
+
+	for (uint32_t i = 0; i < LANES; i++)
+		lane_at[sum_lanes[i]] = w->k_wide + (size_t)i * of_lane * ATTN_TILE;
+	for (uint32_t d = 0; d < w->k_pad; d += 4)
+		for (uint32_t t = 0; t < SUB_TOKENS; t++) {
+			square out[4]; /* a dim of token t of the four streams */
+
+			square_turn(from + (size_t)t * w->k_pad + d, (size_t)SUB_TOKENS * w->k_pad, out);
+			UNROLL for (uint32_t i = 0; i < 4; i++) *
+				(square *)(void *)(lane_at[d % LANES + i] + d / LANES * ATTN_TILE + t * STREAMS) =
+				out[i];
+		}
+}
+
+/* Scores of @n_rows rows (a constant) with KEY_VECS vectors of keys.  The sum of each lane of the dot product is a chain
+ * of its own, and they are added up in the order of vec_store_sums(): the same bits. */
+INLINE void keys_take_turned(const int n_rows, const struct work *w, const float *q, const float *k, float *score)
+{
+	const uint32_t of_lane = w->k_pad / LANES;
+	vec half[5][KEY_ROWS][KEY_VECS]; /* of 1, 2, 4 and 8 lanes, until the other half is there */
+
+	for (uint32_t lane = 0; lane < LANES; lane++) {
+		const float *query = q + sum_lanes[lane];
+		vec sum[KEY_ROWS][KEY_VECS];
+		uint32_t level = 0;
+
+		UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t j = 0; j < KEY_VECS; j++) sum[r][j] =
+			vec_zero();
+		for (uint32_t i = 0; i < of_lane; i++, k += ATTN_TILE, query += LANES) {
+			vec key[KEY_VECS];
+
+			UNROLL for (uint32_t j = 0; j < KEY_VECS; j++) key[j] = vec_load(k + j * LANES);
+			UNROLL for (int r = 0; r < n_rows; r++)
+			{
+				const vec by = vec_set1(query[(size_t)r * w->k_pad]);
+
+				UNROLL for (uint32_t j = 0; j < KEY_VECS; j++) sum[r][j] =
+					vec_fma(by, key[j], sum[r][j]);
+			}
+		}
+		for (; lane >> level & 1; level++)
+			UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t j = 0; j < KEY_VECS; j++)
+				sum[r][j] = vec_add(half[level][r][j], sum[r][j]);
+		UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t j = 0; j < KEY_VECS; j++)
+			half[level][r][j] = sum[r][j];
+	}
+	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t j = 0; j < KEY_VECS; j++)
+		vec_store(score + r * (int)ATTN_TILE + j * LANES, half[__builtin_ctz(LANES)][r][j]);
+}
+
+TARGET static void keys_turned(const struct work *w, const float *q)
+{
+	uint32_t r = 0;
+
+	keys_turn_rows(w);
+	for (; r + KEY_ROWS <= w->rows; r += KEY_ROWS)
+		for (uint32_t i = 0; i < ATTN_TILE; i += KEY_VECS * LANES)
+			keys_take_turned(KEY_ROWS, w, q + (size_t)r * w->k_pad, w->k_wide + i,
+				w->weight + (size_t)r * ATTN_TILE + i);
+	for (; r < w->rows; r++)
+		for (uint32_t i = 0; i < ATTN_TILE; i += KEY_VECS * LANES)
+			keys_take_turned(
+				1, w, q + (size_t)r * w->k_pad, w->k_wide + i, w->weight + (size_t)r * ATTN_TILE + i);
 }
 
 /* ---- Softmax ---- */
@@ -823,7 +919,9 @@ PASSES(f8, KVATTN_FP8_E4M3)
 static void keys_of(
 	uint32_t type, const struct work *w, const float *q, const struct stream *k, const struct ahead *ahead)
 {
-	if (w->widen || type == KVATTN_F32)
+	if (w->rows >= TURN_ROWS)
+		keys_turned(w, q);
+	else if (w->widen || type == KVATTN_F32)
 		keys_f32(w, q, k, ahead);
 	else if (type == KVATTN_F16)
 		keys_f16(w, q, k, ahead);
