@@ -11,8 +11,8 @@
  * Between "over" and the end lies what is worked out for an op (after()).  The next ones are started first: the device is
  * not to wait for that.
  *
- * Reads go first.  Writes leave a quarter of the places to reads, and no more than IO_WRITE_BYTES of them are under way, so a
- * read never waits for a queue of writes in the device; each 16th op is a write if one waits, so that a stream of reads does not stop them for ever.
+ * Reads go first.  Writes leave a quarter of the places to reads, and no more than IO_WRITE_BYTES of them are under way, less
+ * where somebody reads, so a read never waits for a queue of writes in the device; each 16th op is a write if one waits, so that a stream of reads does not stop them for ever.
  *
  * Small operations that lie side by side and wait together are started together, in one place: the kernel makes one request of
  * what it is given at once, so the device is asked, and wakes us, once for all of them.  Blocks leave memory from the end of
@@ -47,6 +47,9 @@
 #define IO_REAP_MAX 256 /* ops ended in one io_reap() */
 #define IO_PUSH_BYTES (256u << 10) /* so much is worth a system call of its own */
 #define IO_WRITE_BYTES (8u << 20) /* more at once makes no device faster that we know, and a read waits behind it */
+#define IO_WRITE_BYTES_READ \
+	(2u << 20) /* so much while somebody reads: one a millisecond later for each MiB, in a drive of 1 GB/s */
+#define IO_READ_NS 20000000ull /* he does until so long after he began */
 #define IO_JOINED_MAX 32 /* operations that share the place of another one, all together */
 
 struct io {
@@ -66,6 +69,7 @@ struct io {
 	uint64_t join_off, join_end; /* what moves in that place */
 	unsigned n_unpushed; /* of those started, that the kernel has not heard of */
 	uint64_t unpushed_bytes, writing_bytes;
+	uint64_t read_ns; /* when a read was started last */
 	unsigned n_reads_in_row;
 	uint64_t n_ended;
 	bool timer_armed;
@@ -132,11 +136,28 @@ static struct io_op *io_next_joined(struct io *io)
 	return op->own.backward || op->off == io->join_end ? io_queue_pop(io_queue_of(io, op)) : NULL;
 }
 
+static bool io_is_read(const struct io *io)
+{
+	return io->n_started > io->n_writes_started || loop_now() - io->read_ns < IO_READ_NS;
+}
+
+static bool io_write_may(const struct io *io)
+{
+	unsigned places = io_places(io);
+	uint64_t most;
+
+	if (!io->writes.head || io->n_writes_started >= places - places / 4)
+		return false;
+	if (!io->writing_bytes)
+		return true;
+	most = io_is_read(io) ? IO_WRITE_BYTES_READ : IO_WRITE_BYTES;
+	return io->writing_bytes + io->writes.head->own.total <= most;
+}
+
 static struct io_op *io_next(struct io *io)
 {
-	unsigned places = io_places(io), for_writes = places - places / 4;
-	bool write_may = io->writes.head && io->n_writes_started < for_writes &&
-			 (!io->writing_bytes || io->writing_bytes + io->writes.head->own.total <= IO_WRITE_BYTES);
+	unsigned places = io_places(io);
+	bool write_may = io_write_may(io);
 
 	if (io->n_started >= places)
 		return NULL;
@@ -242,6 +263,8 @@ static void io_start(struct io *io, struct io_op *op, bool joined)
 	io->n_joined += joined;
 	io->n_started += !joined;
 	io->n_writes_started += !joined && op->kind != IO_READ;
+	if (op->kind == IO_READ)
+		io->read_ns = loop_now();
 	io->writing_bytes += op->kind == IO_WRITE ? op->own.total : 0;
 	io_set_place(op);
 	if (!io->uring) {

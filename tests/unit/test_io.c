@@ -513,6 +513,45 @@ static void no_more_bytes_are_being_written_than_a_device_needs(void **state)
 	free(sink);
 }
 
+static void fewer_bytes_are_being_written_while_somebody_reads(void **state)
+{
+	enum { LONG = 3 << 20 };
+	struct fixture *f = *state;
+	uint8_t *bytes = calloc(1, LONG), *sink = malloc(LONG);
+	struct job reader, slow, quick;
+	uint64_t deadline = loop_now() + 20 * SECOND;
+	int in[2], out[2];
+
+	assert_non_null(bytes);
+	assert_non_null(sink);
+	assert_int_equal(pipe(in), 0); /* devices that are slow */
+	assert_int_equal(pipe(out), 0);
+	reader = job_of(IO_READ, in[0], 0, f->in, 4096);
+	slow = job_of(IO_WRITE, out[1], 0, bytes, LONG);
+	quick = job_of(IO_WRITE, f->fd, 0, f->out, 4096); /* would end at once */
+	job_start(f, &reader);
+	job_start(f, &slow);
+	job_start(f, &quick);
+	io_wait(f->io, loop_now() + SECOND / 10);
+	assert_int_equal(io_in_flight(f->io), 3);
+	assert_int_equal(write(in[1], f->out, 4096), 4096);
+	fcntl(out[0], F_SETFL, O_NONBLOCK);
+	while (io_in_flight(f->io) && loop_now() < deadline) {
+		if (read(out[0], sink, LONG) < 0)
+			usleep(1000);
+		io_reap(f->io);
+	}
+	assert_int_equal(reader.res, 4096);
+	assert_int_equal(slow.res, LONG);
+	assert_int_equal(quick.res, 4096);
+	for (unsigned i = 0; i < 2; i++) {
+		close(in[i]);
+		close(out[i]);
+	}
+	free(bytes);
+	free(sink);
+}
+
 static bool pipe_is_emptied(int fd, uint64_t deadline)
 {
 	int left = 1;
@@ -1336,6 +1375,7 @@ int main(void)
 		ALL(what_is_worked_out_for_an_operation_is_there_when_it_starts_and_when_it_is_told),
 		RING(writes_that_hang_leave_places_to_reads),
 		RING(no_more_bytes_are_being_written_than_a_device_needs),
+		RING(fewer_bytes_are_being_written_while_somebody_reads),
 		RING(small_ones_that_lie_side_by_side_share_a_place),
 		ALL(a_stream_of_reads_does_not_stop_a_write_for_ever),
 		ALL(offsets_beyond_2_and_4_gib_are_exact),
