@@ -676,7 +676,8 @@ static void of_a_key_written_twice_the_later_record_counts_after_a_reboot(void *
 			put(&f->ns, 1000 * (i + 1) + k, NULL);
 	}
 	assert_int_equal(drain(f, &done), sizeof(done));
-	dropped = COUNTER(f, dropped); /* where the host stood still for seconds, eviction does not wait for the store */
+	dropped =
+		COUNTER(f, dropped); /* where the host stood still for seconds, eviction does not wait for the store */
 	reboot(f, false);
 	assert_int_equal(COUNTER(f, cold) + dropped, 1 + 3 * 40);
 	assert_int_equal(wire_restore(&f->ns, &key, 1, 10000, &found), sizeof(found));
