@@ -11,8 +11,9 @@
  * Between "over" and the end lies what is worked out for an op (after()).  The next ones are started first: the device is
  * not to wait for that.
  *
- * Reads go first.  Writes leave a quarter of the places to reads, and no more than IO_WRITE_BYTES of them are under way, less
- * where somebody reads, so a read never waits for a queue of writes in the device; each 16th op is a write if one waits, so that a stream of reads does not stop them for ever.
+ * Reads go first.  Writes leave a quarter of the places to reads, and no more than IO_WRITE_BYTES of them are under way, fewer
+ * while somebody reads, so a read never waits for a queue of writes in the device; each 16th op is a write if one waits, so
+ * that a stream of reads does not stop them for ever.
  *
  * Small operations that lie side by side and wait together are started together, in one place: the kernel makes one request of
  * what it is given at once, so the device is asked, and wakes us, once for all of them.  Blocks leave memory from the end of
@@ -47,9 +48,8 @@
 #define IO_REAP_MAX 256 /* ops ended in one io_reap() */
 #define IO_PUSH_BYTES (256u << 10) /* so much is worth a system call of its own */
 #define IO_WRITE_BYTES (8u << 20) /* more at once makes no device faster that we know, and a read waits behind it */
-#define IO_WRITE_BYTES_READ \
-	(2u << 20) /* so much while somebody reads: one a millisecond later for each MiB, in a drive of 1 GB/s */
-#define IO_READ_NS 20000000ull /* he does until so long after he began */
+#define IO_WRITE_BYTES_READ (2u << 20) /* while somebody reads: each MiB is a millisecond to wait at 1 GB/s */
+#define IO_READ_NS 20000000ull /* somebody does for so long after a read began */
 #define IO_JOINED_MAX 32 /* operations that share the place of another one, all together */
 
 struct io {
