@@ -107,7 +107,7 @@ struct kvp_layer {
 	uint32_t kind; /* enum kvp_layer_kind */
 	uint32_t kv_heads;
 	uint32_t dim_k;
-	uint32_t dim_v;
+	uint32_t dim_v; /* 0: stores no V, which is the first dims of K (MLA's latent cache) */
 	uint32_t window; /* tokens; 0: none */
 	uint32_t reserved;
 };
@@ -296,7 +296,12 @@ enum kvp_kv {
 KVP_API int kvp_geom(const struct kvp_ns *ns, uint32_t layer, enum kvp_kv which, uint64_t *off, uint64_t *token_stride,
 	uint64_t *head_stride, uint32_t *elem_bytes);
 
-/** kvp_attn_geom() - the same for kvattn.h, in every layout but OPAQUE. @geom: filled. Return: as kvp_geom(). */
+/**
+ * kvp_attn_geom() - the same for kvattn.h, in every layout but OPAQUE
+ * @geom: filled; of a layer that stores no V with K's place, type and dims for V: set dim_v to as many of the first dims as
+ *        the model takes for V, and give kvattn_put() no V
+ * Return: 0; -KVP_EINVAL; -KVP_ENOTSUP for OPAQUE.
+ */
 KVP_API int kvp_attn_geom(const struct kvp_ns *ns, uint32_t layer, struct kvattn_geom *geom);
 
 /**

@@ -76,27 +76,27 @@ int kvp_attn_geom(const struct kvp_ns *ns, uint32_t layer, struct kvattn_geom *g
 	int r = geom_bad(ns, layer);
 	struct geom_strides k, v;
 	const struct kvp_desc *desc;
+	enum kvp_kv values;
 
 	if (r < 0)
 		return r;
 	if (!geom)
 		return fail(-KVP_EINVAL, "geom: a null pointer");
 	desc = &ns->join.desc;
-	if (!desc->layers[layer].dim_v)
-		return fail(-KVP_ENOTSUP, "layer %u: it stores no V, kvattn.h has no form for it", layer);
+	values = desc->layers[layer].dim_v ? KVP_V : KVP_K; /* what stores no V has it in K's first dims */
 	k = geom_strides(desc, layer, KVP_K);
-	v = geom_strides(desc, layer, KVP_V);
+	v = geom_strides(desc, layer, values);
 	*geom = (struct kvattn_geom){
 		.size = sizeof(*geom),
 		.layout = desc->layout == KVP_LAYOUT_TILED ? KVATTN_TILED : KVATTN_ROWS,
 		.type_k = desc->type_k,
-		.type_v = desc->type_v,
+		.type_v = values == KVP_V ? desc->type_v : desc->type_k,
 		.n_kv_heads = desc->layers[layer].kv_heads,
 		.dim_k = desc->layers[layer].dim_k,
-		.dim_v = desc->layers[layer].dim_v,
+		.dim_v = values == KVP_V ? desc->layers[layer].dim_v : desc->layers[layer].dim_k,
 		.block_tokens = desc->block_tokens,
 		.k_off = ns->off[2 * layer],
-		.v_off = ns->off[2 * layer + 1],
+		.v_off = ns->off[2 * layer + values],
 		.k_token_stride = k.token,
 		.k_head_stride = k.head,
 		.v_token_stride = v.token,

@@ -85,14 +85,14 @@ static int rows_keep(const struct kvp_seq *kept, const struct kvp_seq *seq, cons
 {
 	const uint64_t width = seq->ns->join.desc.block_tokens;
 	const size_t k_row = (size_t)geom->n_kv_heads * geom->dim_k, v_row = (size_t)geom->n_kv_heads * geom->dim_v;
-	float *v = rows + STEP * k_row;
+	float *v = geom->v_off == geom->k_off ? NULL : rows + STEP * k_row; /* NULL: it is in K */
 	int r = 0;
 
 	for (uint32_t i = 0; r == 0 && i < n; i++) {
 		const uint64_t pos = keep->tokens[first + i];
 
 		r = keep->kernels->get(geom, cell_data(seq->cells[pos / width]), (uint32_t)(pos % width), 1,
-			rows + i * k_row, 0, v + i * v_row, 0);
+			rows + i * k_row, 0, v ? v + i * v_row : NULL, 0);
 	}
 	if (r == 0)
 		r = keep->kernels->put(

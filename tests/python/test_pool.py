@@ -379,6 +379,34 @@ def test_attention_reads_views_and_arrays_in_place(client):
         attention.attend(ns, 1, q, views, tokens, out[:2], n_q_heads=heads)
 
 
+def test_a_layer_that_stores_no_v_takes_it_from_k(client):
+    numpy = pytest.importorskip("numpy")
+    from kvpool import attention
+    heads, dim, dim_v, tokens = 4, 40, 32, 37
+    latent = kvpool.Descriptor.model(kvpool.Layout.TILED, 16, 1, 1, dim, kvpool.Type.F32)
+    latent.raw.layers[0].dim_v = 0
+    ns = client.namespace("latent", latent)
+    random = numpy.random.default_rng(2)
+    k = random.standard_normal((tokens, 1, dim), dtype="float32")
+    q = random.standard_normal((1, heads, dim), dtype="float32")
+    seq = ns.sequence()
+    seq.append(range(tokens))
+    attention.put_sequence(seq, 0, 0, k)
+    out = numpy.zeros((1, heads, dim_v), dtype="float32")
+    attention.attend(ns, 0, q, seq, tokens, out, n_q_heads=heads, dim_v=dim_v)
+    for head in range(heads):
+        z = k[:, 0].astype("float64") @ q[0, head] / dim ** 0.5
+        w = numpy.exp(z - z.max())
+        assert numpy.abs(out[0, head] - (w / w.sum()) @ k[:, 0, :dim_v]).max() < 1e-5
+    with pytest.raises(ValueError, match="v: the layer stores none"):
+        attention.put_sequence(seq, 0, 0, k, k)
+    with pytest.raises(ValueError, match="dim_v"):
+        attention.attend(ns, 0, q, seq, tokens, out, n_q_heads=heads, dim_v=dim + 1)
+    plain = client.namespace("plain", kvpool.Descriptor.model(kvpool.Layout.TILED, 16, 1, 1, dim, kvpool.Type.F32))
+    with pytest.raises(ValueError, match="v: the layer stores V"):
+        attention.put(plain, 0, plain.reserve(1, private=True)[0], 0, k[:16])
+
+
 def test_deleted_blocks_are_gone_and_cleared_ones_too(ns):
     keys = [ns.key(f"{i}") for i in range(8)]
     for key in keys:

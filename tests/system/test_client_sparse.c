@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -643,6 +644,165 @@ static void keeping_refuses_what_is_not_there(void **state)
 	kvp_seq_close(seq);
 }
 
+/* ---- a latent cache: K alone is stored, V is its first dims ---- */
+
+#define LATENT 72u
+#define LATENT_V 64u
+#define LATENT_Q 4u
+#define LATENT_N (3u * WIDTH + 5)
+
+static float latent_of(uint64_t pos, uint32_t d)
+{
+	return value_of(pos, d % 3, d) / 2048;
+}
+
+/* By the definition, over the tokens that are there: [LATENT_Q][LATENT_V]. */
+static void latent_truth(const float *q, const uint64_t *tokens, uint64_t n, double *out)
+{
+	for (uint32_t h = 0; h < LATENT_Q; h++, out += LATENT_V, q += LATENT) {
+		double sum = 0;
+
+		memset(out, 0, LATENT_V * sizeof(*out));
+		for (uint64_t i = 0; i < n; i++) {
+			double z = 0;
+
+			for (uint32_t d = 0; d < LATENT; d++)
+				z += (double)q[d] * (double)latent_of(tokens[i], d);
+			z = exp(z / sqrt((double)LATENT));
+			sum += z;
+			for (uint32_t d = 0; d < LATENT_V; d++)
+				out[d] += z * (double)latent_of(tokens[i], d);
+		}
+		for (uint32_t d = 0; d < LATENT_V; d++)
+			out[d] /= sum;
+	}
+}
+
+/* The sequence's own table, attended; relative L2 error against the numbers that were put. */
+static void assert_latent(struct kvp_ns *ns, struct kvp_seq *seq, const uint64_t *tokens, uint64_t n, double most)
+{
+	float q[LATENT_Q * LATENT], out[LATENT_Q * LATENT_V];
+	double want[LATENT_Q * LATENT_V], wrong = 0, all = 0;
+	struct kvattn_seq row = {.q = q, .out = out, .n_q = 1};
+	struct kvattn_geom geom;
+	struct kvattn_opts opts;
+
+	assert_int_equal(kvp_attn_geom(ns, 0, &geom), 0);
+	assert_int_equal(geom.dim_v, LATENT);
+	geom.dim_v = LATENT_V;
+	for (uint32_t i = 0; i < LATENT_Q * LATENT; i++)
+		q[i] = latent_of(i, i % 7);
+	assert_int_equal(kvp_seq_table(seq, &row.table), 0);
+	assert_int_equal(row.table.n_tokens, n);
+	kvattn_opts_init(&opts, LATENT_Q);
+	assert_int_equal(kvattn_attend(&geom, &row, 1, &opts), 0);
+	latent_truth(q, tokens, n, want);
+	for (uint32_t i = 0; i < LATENT_Q * LATENT_V; i++) {
+		wrong += ((double)out[i] - want[i]) * ((double)out[i] - want[i]);
+		all += want[i] * want[i];
+	}
+	if (!(sqrt(wrong / all) < most))
+		fail_msg("error %.2e, at most %.2e", sqrt(wrong / all), most);
+}
+
+static void latent_put(struct kvp_ns *ns, struct kvp_seq *seq, uint64_t n)
+{
+	struct kvattn_geom geom;
+	float k[LATENT];
+	uint32_t index;
+
+	assert_int_equal(kvp_attn_geom(ns, 0, &geom), 0);
+	for (uint64_t pos = 0; pos < n; pos++) {
+		void *block = kvp_seq_block(seq, pos, &index);
+
+		for (uint32_t d = 0; d < LATENT; d++)
+			k[d] = latent_of(pos, d);
+		assert_int_equal(kvattn_put(&geom, block, index, 1, k, 0, NULL, 0), 0);
+	}
+	assert_true(kvp_seq_commit(seq, n) >= 0);
+}
+
+static void check_latent(struct fixture *f, uint32_t layout, uint32_t type, double most)
+{
+	uint64_t all[LATENT_N], some[LATENT_N], n = 0;
+	struct kvp_keep keep = {.size = sizeof(keep), .tokens = some, .kernels = &kernels};
+	struct kvp_seq *seq, *kept, *found;
+	struct kvp_desc desc;
+	struct kvp_ns *ns;
+
+	kvp_desc_init(&desc, layout, WIDTH, 1, 1, LATENT, type);
+	desc.layers[0].kind = KVP_LAYER_MLA;
+	desc.layers[0].dim_v = 0;
+	ns = given_ns(f->client, "latent", &desc);
+	for (uint64_t i = 0; i < LATENT_N; i++)
+		all[i] = i;
+	for (uint64_t i = 0; i < LATENT_N; i += 1 + i % 3)
+		some[n++] = i;
+	keep.n = n;
+	assert_int_equal(kvp_seq_open(ns, NULL, &seq), 0);
+	assert_int_equal(kvp_seq_append(seq, f->tokens, LATENT_N), LATENT_N);
+	latent_put(ns, seq, LATENT_N);
+	assert_latent(ns, seq, all, LATENT_N, most);
+	assert_int_equal(kvp_compact(seq, &keep, &kept), 0);
+	assert_latent(ns, kept, some, n, most);
+	assert_published(seq);
+	assert_int_equal(kvp_seq_open(ns, NULL, &found), 0);
+	assert_int_equal(kvp_seq_match(found, f->tokens, LATENT_N, kvp_deadline_ms(5000)), 3 * WIDTH);
+	assert_latent(ns, found, all, 3 * WIDTH, most);
+	kvp_seq_close(found);
+	kvp_seq_close(kept);
+	kvp_seq_close(seq);
+	kvp_ns_close(ns);
+}
+
+static void a_layer_that_stores_no_v_is_attended_where_it_lies(void **state)
+{
+	check_latent(*state, KVP_LAYOUT_HND, KVP_TYPE_F16, 5e-4);
+	check_latent(*state, KVP_LAYOUT_NHD, KVP_TYPE_BF16, 4e-3);
+	check_latent(*state, KVP_LAYOUT_TILED, KVP_TYPE_F16, 5e-4);
+	check_latent(*state, KVP_LAYOUT_TILED, KVP_TYPE_I8, 1.5e-2);
+}
+
+/* From rows to tiles of a narrower type: K is converted, and V with it. */
+static void a_latent_cache_is_quantised_as_any_other(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_desc desc, small;
+	struct kvp_view exact, view;
+	struct kvattn_geom geom;
+	struct kvp_ns *ns, *to;
+	struct kvp_key key, derived;
+	float row[LATENT];
+	struct kvp_seq *seq;
+
+	kvp_desc_init(&desc, KVP_LAYOUT_HND, WIDTH, 1, 1, LATENT, KVP_TYPE_F16);
+	desc.layers[0].dim_v = 0;
+	assert_int_equal(kvp_desc_quantised(&desc, KVP_TYPE_I8, KVP_TYPE_I4, &small), 0);
+	ns = given_ns(f->client, "latent", &desc);
+	to = given_ns(f->client, "latent", &small);
+	assert_int_equal(kvp_seq_open(ns, NULL, &seq), 0);
+	assert_int_equal(kvp_seq_append(seq, f->tokens, WIDTH), WIDTH);
+	latent_put(ns, seq, WIDTH);
+	assert_published(seq);
+	assert_int_equal(kvp_hash_chain(ns, NULL, f->tokens, WIDTH, NULL, 0, &key), 1);
+	assert_int_equal(kvp_acquire(ns, &key, 1, 0, kvp_deadline_ms(5000), &exact), 1);
+	assert_int_equal(kvp_quantise(ns, to, &kernels, NULL, &key, 1, kvp_deadline_ms(10000)), 1);
+	assert_int_equal(kvp_key_derived(to, &key, &derived), 0);
+	assert_int_equal(kvp_acquire(to, &derived, 1, 0, kvp_deadline_ms(5000), &view), 1);
+	assert_int_equal(kvp_attn_geom(to, 0, &geom), 0);
+	assert_int_equal(geom.type_v, KVATTN_I8); /* K's: it is K's bytes */
+	for (uint32_t i = 0; i < WIDTH; i++) {
+		assert_int_equal(kvattn_get(&geom, view.data, i, 1, row, 0, NULL, 0), 0);
+		for (uint32_t d = 0; d < LATENT; d++)
+			assert_true(fabsf(row[d] - latent_of(i, d)) < 1.0f / 127);
+	}
+	kvp_release(&view, 1);
+	kvp_release(&exact, 1);
+	kvp_seq_close(seq);
+	kvp_ns_close(to);
+	kvp_ns_close(ns);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -659,6 +819,8 @@ int main(void)
 			what_was_read_under_a_lost_hold_is_never_published, setup_hold_limit, teardown),
 		TEST(kept_tokens_are_a_sequence_nobody_takes_for_a_prompt),
 		ALONE(keeping_refuses_what_is_not_there),
+		TEST(a_layer_that_stores_no_v_is_attended_where_it_lies),
+		TEST(a_latent_cache_is_quantised_as_any_other),
 	};
 
 	return cmocka_run_group_tests_name("client sparse", tests, NULL, NULL);

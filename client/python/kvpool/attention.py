@@ -45,7 +45,7 @@ def isa() -> str:
 
 
 def geometry(ns: Namespace, layer: int) -> _lib.Geom:
-    """Where a layer's K and V lie in a block of ``ns``."""
+    """Where a layer's K and V lie in a block of ``ns``; where it stores no V: all of K, see :func:`attend`."""
     geom = _lib.Geom()
     result = _lib.pool.kvp_attn_geom(ns._raw, layer, geom)
     if result < 0:
@@ -59,29 +59,47 @@ def _floats(memory: Memory, n: int, name: str, at_least: bool = False) -> int:
     return int(memory.address)
 
 
-def put(ns: Namespace, layer: int, block: Any, first_token: int, k: Any, v: Any) -> None:
-    """Store float32 rows [tokens][kv_heads][dim] of K and V into a writable block, in the namespace's layout and type."""
-    geom, k, v = geometry(ns, layer), Memory(k, False), Memory(v, False)
-    n = k.length // (4 * geom.n_kv_heads * geom.dim_k)
-    result = _attn.kvattn_put(geom, block._ref.data, first_token, n, _floats(k, n * geom.n_kv_heads * geom.dim_k, "k"), 0,
-                              _floats(v, n * geom.n_kv_heads * geom.dim_v, "v"), 0)
+class _Rows:
+    """Rows of K and V that are to be stored; V's address is None where the layer stores no V."""
+
+    def __init__(self, geom: _lib.Geom, k: Any, v: Any):
+        stored = geom.v_off != geom.k_off
+        if stored != (v is not None):
+            raise ValueError("v: the layer stores V" if stored else "v: the layer stores none, it must be None")
+        self.k, self.v = Memory(k, False), Memory(v, False) if stored else None  # held as long as their addresses
+        self.row_k, self.row_v = 4 * geom.n_kv_heads * geom.dim_k, 4 * geom.n_kv_heads * geom.dim_v
+        self.n = self.k.length // self.row_k
+        self.at_k = _floats(self.k, self.n * self.row_k // 4, "k")
+        self.at_v = _floats(self.v, self.n * self.row_v // 4, "v") if self.v else None
+
+    def put(self, geom: _lib.Geom, block: Any, token: int, first: int, n: int) -> int:
+        at_v = None if self.at_v is None else self.at_v + first * self.row_v
+        return int(_attn.kvattn_put(geom, block, token, n, self.at_k + first * self.row_k, 0, at_v, 0))
+
+
+def put(ns: Namespace, layer: int, block: Any, first_token: int, k: Any, v: Any = None) -> None:
+    """Store float32 rows [tokens][kv_heads][dim] of K and V into a writable block, in the namespace's layout and type.
+
+    ``v`` is None where the layer stores no V (``dim_v`` 0 in the descriptor: V is the first dims of K).
+    """
+    geom = geometry(ns, layer)
+    rows = _Rows(geom, k, v)
+    n, result = rows.n, rows.put(geom, block._ref.data, first_token, 0, rows.n)
     if result < 0:
         raise Error(-result, f"put of {n} tokens at {first_token}: {os.strerror(-result)}")
 
 
-def put_sequence(seq: Sequence, layer: int, first: int, k: Any, v: Any) -> None:
-    """Store float32 rows [tokens][kv_heads][dim] of K and V of a sequence's tokens from position ``first`` on."""
-    geom, k, v = geometry(seq.ns, layer), Memory(k, False), Memory(v, False)
-    row_k, row_v = geom.n_kv_heads * geom.dim_k, geom.n_kv_heads * geom.dim_v
-    n = k.length // (4 * row_k)
-    at_k, at_v = _floats(k, n * row_k, "k"), _floats(v, n * row_v, "v")
-    done, index = 0, c.c_uint32()
+def put_sequence(seq: Sequence, layer: int, first: int, k: Any, v: Any = None) -> None:
+    """Store rows as :func:`put` does, of a sequence's tokens from position ``first`` on."""
+    geom = geometry(seq.ns, layer)
+    rows = _Rows(geom, k, v)
+    n, done, index = rows.n, 0, c.c_uint32()
     while done < n:
         block = _lib.pool.kvp_seq_block(seq._raw, first + done, index)
         if not block:
             raise ValueError(f"token {first + done} cannot be stored into: append it first, and before it is committed")
         some = min(n - done, geom.block_tokens - index.value)
-        result = _attn.kvattn_put(geom, block, index.value, some, at_k + 4 * done * row_k, 0, at_v + 4 * done * row_v, 0)
+        result = rows.put(geom, block, index.value, done, some)
         if result < 0:
             raise Error(-result, f"put of {some} tokens at {first + done}: {os.strerror(-result)}")
         done += some
@@ -89,13 +107,17 @@ def put_sequence(seq: Sequence, layer: int, first: int, k: Any, v: Any) -> None:
 
 def attend(ns: Namespace, layer: int, q: Any, blocks: Union[Sequence, SequenceOf[View]], n_tokens: int, out: Any, *,
            n_q_heads: int, causal: bool = True, scale: Optional[float] = None, window: int = 0, sink_tokens: int = 0,
-           softcap: float = 0, threads: int = 0) -> None:
+           softcap: float = 0, threads: int = 0, dim_v: Optional[int] = None) -> None:
     """Attention of query rows over the first ``n_tokens`` of ``blocks``: views in order, or a sequence.
 
     ``q``: float32 [rows][n_q_heads][dim_k]; ``out``: writable float32 [rows][n_q_heads][dim_v].  Causal rows are the last
-    keys.  ``threads``: 0: the caller's, -1: one for each CPU.
+    keys.  ``threads``: 0: the caller's, -1: one for each CPU.  ``dim_v``: where the layer stores no V, how many of K's
+    first dims are V; None: all.
     """
     geom, q, out = geometry(ns, layer), Memory(q, False), Memory(out, True)
+    if dim_v is not None and (geom.v_off != geom.k_off or not 0 < dim_v <= geom.dim_k):
+        raise ValueError(f"dim_v: {dim_v}, of {geom.dim_k} dims of K, and only where the layer stores no V")
+    geom.dim_v = geom.dim_v if dim_v is None else dim_v
     rows = q.length // (4 * n_q_heads * geom.dim_k)
     if isinstance(blocks, Sequence):
         table = _lib.Table()
