@@ -527,6 +527,8 @@ static void an_engine_whose_descriptors_were_all_closed_ends_its_calls_in_time(v
 
 /* ---- nothing to be had ---- */
 
+#define SERVED 7 /* exit status */
+
 static bool engine_tries(struct engine *engine, const struct trial *t)
 {
 	uint64_t before = wire_now();
@@ -545,6 +547,37 @@ static bool engine_tries(struct engine *engine, const struct trial *t)
 	if (wire_now() - before > LATE_NS)
 		engine->wrong = "calls outlived their deadlines";
 	return engine->n_shared > 0;
+}
+
+/* In a child: it has less than it needs, and then enough. Does not return. */
+static void child_tries_with(struct engine *engine, const struct trial *t, int resource, rlim_t less)
+{
+	struct rlimit was, tight;
+	bool served;
+
+	getrlimit(resource, &was);
+	tight = was;
+	tight.rlim_cur = less;
+	setrlimit(resource, &tight);
+	served = engine_tries(engine, t);
+	served = engine_tries(engine, t) || served;
+	setrlimit(resource, &was);
+	if (!engine->wrong && !engine_recovers(engine, t))
+		engine->wrong = "it does not work when there is enough again";
+	engine_end(engine);
+	if (engine->wrong)
+		child_says(engine, NULL);
+	_exit(served ? SERVED : 0);
+}
+
+static bool child_was_served(pid_t pid)
+{
+	int status = 0;
+
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_true(WIFEXITED(status));
+	assert_true(WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == SERVED);
+	return WEXITSTATUS(status) == SERVED;
 }
 
 static unsigned descriptors(void)
@@ -566,25 +599,15 @@ static void with_no_descriptor_for_any_step_an_engine_computes_and_attaches_when
 
 	for (unsigned spare = 0; spare < 10; spare++) {
 		pid_t pid = fork_engine();
-		struct rlimit was, tight;
 		struct engine engine = {.next = 400000 + spare * 1000};
 
 		if (pid == 0) {
-			getrlimit(RLIMIT_NOFILE, &was);
-			tight = was;
 			while (dup(0) >= 0 && descriptors() < 60)
 				;
-			tight.rlim_cur = descriptors() - 3 + spare; /* without . and .., and what it was counted by */
-			setrlimit(RLIMIT_NOFILE, &tight);
-			engine_tries(&engine, t);
-			engine_tries(&engine, t);
-			setrlimit(RLIMIT_NOFILE, &was);
-			if (!engine.wrong && !engine_recovers(&engine, t))
-				engine.wrong = "it does not work when there are descriptors again";
-			engine_end(&engine);
-			child_says(&engine, NULL);
+			/* without . and .., and what it was counted by */
+			child_tries_with(&engine, t, RLIMIT_NOFILE, descriptors() - 3 + spare);
 		}
-		child_is_well(pid);
+		child_was_served(pid);
 	}
 }
 
@@ -612,30 +635,10 @@ static void with_no_address_space_for_any_step_an_engine_computes_and_attaches_w
 	for (unsigned i = 0; i < 40; i++) {
 		pid_t pid = fork_engine();
 		struct engine engine = {.next = 500000 + i * 1000};
-		struct rlimit was, tight;
-		int status = 0;
 
-		if (pid == 0) {
-			bool served;
-
-			getrlimit(RLIMIT_AS, &was);
-			tight = was;
-			tight.rlim_cur = address_space() + i * 256 * 1024;
-			setrlimit(RLIMIT_AS, &tight);
-			served = engine_tries(&engine, t);
-			served = engine_tries(&engine, t) || served;
-			setrlimit(RLIMIT_AS, &was);
-			if (!engine.wrong && !engine_recovers(&engine, t))
-				engine.wrong = "it does not work when there is room again";
-			engine_end(&engine);
-			if (engine.wrong)
-				child_says(&engine, NULL);
-			_exit(served ? 7 : 0);
-		}
-		assert_int_equal(waitpid(pid, &status, 0), pid);
-		assert_true(WIFEXITED(status));
-		assert_true(WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 7);
-		n_served += WEXITSTATUS(status) == 7;
+		if (pid == 0)
+			child_tries_with(&engine, t, RLIMIT_AS, address_space() + i * 256 * 1024);
+		n_served += child_was_served(pid);
 	}
 	assert_in_range(n_served, 1, 39); /* both kinds were seen */
 }

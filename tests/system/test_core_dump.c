@@ -152,26 +152,15 @@ static void holds_none(struct trial *t, const char *what, size_t n, const char *
 			s.where);
 }
 
-static void option(struct trial *t, const char *name, const char *value)
-{
-	unsigned n = 0;
-
-	while (t->host.argv[n])
-		n++;
-	t->host.argv[n++] = name;
-	t->host.argv[n++] = value;
-	t->host.argv[n] = NULL;
-}
-
 static void no_byte_of_a_block_would_be_in_it(const char *compress, const char *key_file)
 {
 	static const char key[33] = {[0 ... 31] = KEY_LETTER};
 	struct trial t;
 
 	trial_given(&t, geteuid(), "4M", "64M");
-	option(&t, "--spill-compress", compress);
+	trial_option(&t, "--spill-compress", compress);
 	if (key_file)
-		option(&t, "--spill-key-file", key_file);
+		trial_option(&t, "--spill-key-file", key_file);
 	trial_start(&t);
 	trial_attach(&t);
 	put_all(&t);

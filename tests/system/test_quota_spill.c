@@ -80,25 +80,18 @@ static void detach(struct fixture *f)
 static struct fixture *given(const char *limits)
 {
 	struct fixture *f = calloc(1, sizeof(*f));
-	unsigned n = 0;
 
 	assert_non_null(f);
 	trial_given(&f->t, geteuid(), "4M", "16M");
 	snprintf(f->conf, sizeof(f->conf), "%s/conf", f->t.host.dir);
 	configure(f, limits);
-	while (f->t.host.argv[n])
-		n++;
 	for (unsigned i = 0; i < 2; i++) {
 		snprintf(f->socket[i], sizeof(f->socket[i]), "%s/%u", f->t.host.dir, i);
 		snprintf(f->listen[i], sizeof(f->listen[i]), "%s,uid=%u,gid=%u", f->socket[i], 7001 + i, 7001 + i);
-		f->t.host.argv[n++] = "--listen";
-		f->t.host.argv[n++] = f->listen[i];
+		trial_option(&f->t, "--listen", f->listen[i]);
 	}
-	f->t.host.argv[n++] = "--config";
-	f->t.host.argv[n++] = f->conf;
-	f->t.host.argv[n++] = "--spill-compress";
-	f->t.host.argv[n++] = "none";
-	f->t.host.argv[n] = NULL;
+	trial_option(&f->t, "--config", f->conf);
+	trial_option(&f->t, "--spill-compress", "none");
 	trial_start(&f->t);
 	attach(f);
 	return f;

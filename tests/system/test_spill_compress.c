@@ -22,15 +22,10 @@
 static struct trial *given(void **state, const char *compress)
 {
 	struct trial *t = malloc(sizeof(*t));
-	unsigned n = 0;
 
 	assert_non_null(t);
 	trial_given(t, geteuid(), "4M", "64M");
-	while (t->host.argv[n])
-		n++;
-	t->host.argv[n++] = "--spill-compress";
-	t->host.argv[n++] = compress;
-	t->host.argv[n] = NULL;
+	trial_option(t, "--spill-compress", compress);
 	trial_start(t);
 	trial_attach(t);
 	*state = t;

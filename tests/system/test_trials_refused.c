@@ -110,12 +110,8 @@ static void with_no_locked_memory_at_all_two_daemons_of_a_user_serve_exactly(voi
 static struct trial *given_locked(uid_t uid)
 {
 	struct trial *t = given(uid);
-	unsigned n = 0;
 
-	while (t->host.argv[n])
-		n++;
-	t->host.argv[n++] = "--lock-memory";
-	t->host.argv[n] = "yes";
+	trial_option(t, "--lock-memory", "yes");
 	return t;
 }
 

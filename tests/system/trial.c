@@ -34,6 +34,17 @@ void trial_given(struct trial *t, uid_t uid, const char *pool, const char *spill
 	memcpy(t->host.argv, options, sizeof(options));
 }
 
+void trial_option(struct trial *t, const char *name, const char *value)
+{
+	unsigned n = 0;
+
+	while (t->host.argv[n])
+		n++;
+	t->host.argv[n++] = name;
+	t->host.argv[n++] = value;
+	t->host.argv[n] = NULL;
+}
+
 void trial_start(struct trial *t)
 {
 	assert_int_equal(host_start(&t->host, NULL), 0);

@@ -27,6 +27,8 @@ struct trial {
 
 /** trial_given() - directories and name of a daemon with a pool of @pool and a store of @spill ("64M"), NULL: none */
 void trial_given(struct trial *t, uid_t uid, const char *pool, const char *spill);
+/** trial_option() - it is given one more option, which stays where it is */
+void trial_option(struct trial *t, const char *name, const char *value);
 /** trial_start() - start it (again); trial_attach() - t->client and t->ns */
 void trial_start(struct trial *t);
 void trial_attach(struct trial *t);
