@@ -164,8 +164,7 @@ static void write_done(struct io_op *op, int64_t res)
 		write_failed(t, (int)-res);
 		return;
 	}
-	if (spill->unreserved && spill->health.state == SPILL_UP)
-		health_room(spill);
+	health_written(spill);
 	segment->dirty = true;
 	segment->dirty_serial = spill->write_serial;
 	segment_let_live(spill, t->segment, t->index, t->cookie);
@@ -276,7 +275,7 @@ static int write_place(struct transfer *t)
 		return -EAGAIN;
 	i = segment_for(spill, span);
 	if (i == -ENOSPC)
-		health_full(spill, ENOSPC);
+		health_full(spill, false, ENOSPC);
 	if (i < 0)
 		return (int)i;
 	segment = &spill->segments[i];
@@ -1043,7 +1042,8 @@ static const char *spill_way_out(const struct spill *spill)
 	int err = spill->health.last_errno;
 
 	if (spill->health.state == SPILL_FULL)
-		return "; asked again each 30 s: make room there";
+		return spill->health.refused ? "; the next write tries again: make room there"
+					     : "; asked again each 30 s: make room there";
 	if (spill->health.hung)
 		return "; not written to; up by itself when the disk moves again";
 	return err == ENOENT || err == ESTALE ? "; only read; tried each 30 s: put the file back, or restart"
@@ -1054,6 +1054,7 @@ void spill_stats(const struct spill *spill, struct spill_stats *stats)
 {
 	*stats = spill->stats;
 	stats->state = spill->health.state;
+	stats->takes_writes = health_takes_writes(spill);
 	stats->uring = io_is_uring(spill->io);
 	stats->direct = spill->file.direct;
 	stats->encrypted = spill->cipher != NULL;

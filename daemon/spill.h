@@ -28,7 +28,8 @@ enum spill_state { /* as counter spill_state */
 	SPILL_OFF = 0,
 	SPILL_UP = 1,
 	SPILL_DOWN = 2, /* a write or flush failed, or the disk hangs; tried again with back-off by spill_tick() */
-	SPILL_FULL = 3, /* the file system is full and no segment can be had; tried again likewise */
+	SPILL_FULL =
+		3, /* the file system is full and no segment can be had, since a write found that, until there is room */
 };
 
 typedef uint64_t spill_place; /* 0: none */
@@ -197,6 +198,7 @@ void spill_tick(struct spill *spill);
 
 struct spill_stats {
 	enum spill_state state;
+	bool takes_writes; /* UP; FULL for so long that the next write may see whether there is room again */
 	bool uring, direct, encrypted;
 	int last_errno;
 	int64_t since; /* seconds since the epoch: of the state, 0: since the start */

@@ -6,6 +6,9 @@
  * finds it gone or its directory unwritable: an open descriptor alone would not tell.  The segment is BAD: never written again until
  * every byte that was written to it has been overwritten, flushed and read back by a probe.  Before that its living
  * records must have had their turn, for the probe would overwrite them.
+ *
+ * A write that finds no room makes the store FULL until there is some: a write is let try every 5 s, and the file system asked
+ * for one more segment every 30 s.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -53,6 +56,23 @@ static void health_set(struct spill *spill, enum spill_state state, const char *
 		strftime(since, sizeof(since), "%Y-%m-%d %H:%M:%S UTC", &tm);
 	snprintf(health->what, sizeof(health->what), "%s failed: %s (errno %d), since %s", what, strerror(err), err,
 		since);
+}
+
+static void health_up(struct spill *spill)
+{
+	struct health *health = &spill->health;
+
+	health->state = SPILL_UP;
+	health->since = time(NULL);
+	health->what[0] = 0;
+	health->refused = false;
+}
+
+bool health_takes_writes(const struct spill *spill)
+{
+	const struct health *health = &spill->health;
+
+	return health->state == SPILL_UP || (health->state == SPILL_FULL && loop_now() >= health->probe_at_ns);
 }
 
 static void segment_condemn(struct spill *spill, uint32_t i)
@@ -141,20 +161,46 @@ void health_no_room(struct spill *spill, int err)
 		spill->file.path, health_bytes(spill), spill->opts.capacity, strerror(err), err);
 }
 
+/* There is a segment to write to, which is room, but where a write was refused: only a write can tell there. */
+static void health_has_segment(struct spill *spill)
+{
+	if (spill->health.state == SPILL_FULL && !spill->health.refused)
+		health_up(spill);
+}
+
 void health_room(struct spill *spill)
 {
+	health_has_segment(spill);
+	if (spill->health.state == SPILL_FULL)
+		return;
 	if (spill->health.short_of_room)
 		log_info("spill store %s: its file system gives room again", spill->file.path);
 	spill->health.short_of_room = false;
 }
 
-void health_full(struct spill *spill, int err)
+void health_full(struct spill *spill, bool refused, int err)
 {
-	if (spill->health.state != SPILL_UP)
+	struct health *health = &spill->health;
+
+	if (health->state == SPILL_DOWN)
 		return;
 	health_no_room(spill, err);
 	health_set(spill, SPILL_FULL, "finding room", err);
-	spill->health.probe_at_ns = loop_now() + FULL_NS;
+	health->refused |= refused;
+	health->probe_at_ns = loop_now() + FULL_NS;
+}
+
+/* What was on its way when another write found no room tells nothing. */
+void health_written(struct spill *spill)
+{
+	bool gives = spill->unreserved || spill->health.refused;
+
+	if (!health_takes_writes(spill))
+		return;
+	if (spill->health.state == SPILL_FULL)
+		health_up(spill);
+	if (gives)
+		health_room(spill);
 }
 
 /* ---- probes ---- */
@@ -189,7 +235,7 @@ static void probe_start(struct spill *spill, uint32_t i)
 {
 	struct probe *probe = &spill->health.probe;
 
-	probe->only_file = i == SPILL_NO_SEGMENT && spill->health.state == SPILL_UP;
+	probe->only_file = i == SPILL_NO_SEGMENT && spill->health.state != SPILL_DOWN;
 	probe->segment = i;
 	probe->start = probe->at = i == SPILL_NO_SEGMENT ? SPILL_PROBE_OFF : segment_off(spill, i);
 	probe->end = probe->at + (i == SPILL_NO_SEGMENT ? SPILL_PAGE : spill->segments[i].used);
@@ -230,10 +276,8 @@ static void probe_end(struct spill *spill, int err)
 			health->backoff_ns = backoff_next(health->backoff_ns);
 			health->probe_at_ns = loop_now() + health->backoff_ns;
 		} else {
-			health->state = SPILL_UP;
-			health->since = time(NULL);
+			health_up(spill);
 			health->up_since_ns = loop_now();
-			health->what[0] = 0;
 		}
 		return;
 	}
@@ -244,6 +288,7 @@ static void probe_end(struct spill *spill, int err)
 		segment->probe_at_ns = loop_now() + segment->backoff_ns;
 	} else {
 		segment->state = SEGMENT_EMPTY;
+		health_has_segment(spill);
 	}
 }
 
@@ -324,11 +369,8 @@ void health_tick(struct spill *spill)
 		health->hung = true;
 		health_set(spill, SPILL_DOWN, "waiting 5 s for a transfer", ETIMEDOUT);
 	}
-	if (health->state == SPILL_FULL && loop_now() >= health->probe_at_ns) {
-		health->state = SPILL_UP; /* the next write finds out */
-		health->since = time(NULL);
-		health->what[0] = 0;
-	}
+	if (health->state != SPILL_DOWN)
+		segment_ask_for_room(spill);
 	if (health->probe.stage != PROBE_IDLE)
 		return;
 	if (health->state == SPILL_DOWN) {

@@ -215,7 +215,7 @@ void segment_no_space(struct spill *spill, uint32_t i, int err)
 	if (spill->open == i)
 		segment_close(spill);
 	spill->no_space_until_ns = spill->segments[i].probe_at_ns = loop_now() + NO_SPACE_WAIT_NS;
-	health_full(spill, err);
+	health_full(spill, true, err);
 }
 
 void segment_allocate(struct spill *spill)
@@ -239,6 +239,12 @@ static uint32_t segment_empty(const struct spill *spill)
 		if (spill->segments[i].state == SEGMENT_EMPTY)
 			return i;
 	return SPILL_NO_SEGMENT;
+}
+
+void segment_ask_for_room(struct spill *spill)
+{
+	if (spill->health.short_of_room && !spill->unreserved && segment_empty(spill) == SPILL_NO_SEGMENT)
+		segment_allocate(spill);
 }
 
 /* Does nothing live in an older one?  Then a mark may say so. */

@@ -455,7 +455,7 @@ static unsigned set_bids(const struct spill_set *set, struct bid bids[SPILL_STOR
 		if (!spill || set->members[i].telling)
 			continue;
 		spill_stats(spill, &stats);
-		bid.slow = stats.state != SPILL_UP || spill_stalled(spill, STALLED_NS);
+		bid.slow = !stats.takes_writes || spill_stalled(spill, STALLED_NS);
 		bid.queued = stats.queued_bytes;
 		bid.full = (stats.live_bytes >> 16) * 65536 / ((stats.capacity >> 16) + 1);
 		for (; at && bid_is_better(&bid, &bids[at - 1]); at--)
@@ -762,7 +762,7 @@ bool spill_set_stalled(const struct spill_set *set, uint64_t ns)
 		if (!set->members[i].spill)
 			continue;
 		spill_stats(set->members[i].spill, &stats);
-		if (stats.state != SPILL_UP && set->n > 1)
+		if (!stats.takes_writes && set->n > 1)
 			continue;
 		if (!spill_stalled(set->members[i].spill, ns))
 			return false;
@@ -797,6 +797,7 @@ void spill_set_store_stats(const struct spill_set *set, unsigned i, struct spill
 		if (!member->telling)
 			return;
 		stats->state = SPILL_DOWN;
+		stats->takes_writes = false;
 		snprintf(stats->message, sizeof(stats->message), "%.120s is back, and what is in it is being found",
 			member->opts.dir);
 		return;
@@ -823,6 +824,7 @@ void spill_set_stats(const struct spill_set *set, struct spill_stats *all)
 			all->state = one.state;
 		if (one.message[0] && (!all->message[0] || one.state == SPILL_DOWN))
 			memcpy(all->message, one.message, sizeof(all->message));
+		all->takes_writes |= one.takes_writes;
 		all->last_errno = one.last_errno ? one.last_errno : all->last_errno;
 		if (!set->members[i].spill)
 			continue;

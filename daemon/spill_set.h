@@ -65,7 +65,7 @@ bool spill_set_stalled(const struct spill_set *set, uint64_t ns);
 /** spill_set_hung() - may what is read from @place never come? */
 bool spill_set_hung(const struct spill_set *set, spill_place place);
 
-/** spill_set_stats() - all together; state UP: one at least takes writes */
+/** spill_set_stats() - all together; state UP: one at least is */
 void spill_set_stats(const struct spill_set *set, struct spill_stats *stats);
 unsigned spill_set_n(const struct spill_set *set);
 /** spill_set_serves() - is store @i there? */

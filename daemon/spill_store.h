@@ -140,6 +140,8 @@ void segment_close(struct spill *spill);
 void segment_continue(struct spill *spill, uint32_t i);
 /** segment_no_space() - the file system had no room for what was written to @i: it is closed, the store full for a while */
 void segment_no_space(struct spill *spill, uint32_t i, int err);
+/** segment_ask_for_room() - a file system that had no room for one more segment, in the background and each 30 s at most */
+void segment_ask_for_room(struct spill *spill);
 /** segment_allocate() - make the file one segment longer, in the background */
 void segment_allocate(struct spill *spill);
 
@@ -171,7 +173,7 @@ enum probe_stage {
 
 struct probe {
 	enum probe_stage stage;
-	bool only_file; /* the store is up: a look now and then */
+	bool only_file; /* the store is not down: a look now and then */
 	uint32_t segment; /* SPILL_NO_SEGMENT: the store, at SPILL_PROBE_OFF */
 	uint64_t start, at, end;
 	uint8_t *bytes;
@@ -182,8 +184,9 @@ struct health {
 	enum spill_state state; /* UP, DOWN or FULL */
 	int last_errno;
 	time_t since; /* wall clock, of the state */
-	uint64_t probe_at_ns, backoff_ns;
-	uint64_t look_at_ns; /* UP: at the file, again */
+	uint64_t probe_at_ns, backoff_ns; /* FULL: when the next write may try */
+	bool refused; /* FULL: the file system refused what was written, not to make the file longer */
+	uint64_t look_at_ns; /* UP or FULL: at the file, again */
 	uint64_t up_since_ns;
 	char what[224]; /* went wrong, and since when */
 	bool hung; /* operations are under way, and none has ended for HUNG_NS */
@@ -196,8 +199,12 @@ struct health {
 void health_failed(struct spill *spill, uint32_t i, const char *what, int err);
 /** health_flush_failed() - everything written since the last good flush is gone */
 void health_flush_failed(struct spill *spill, int err);
-/** health_full() - no segment can be had at all */
-void health_full(struct spill *spill, int err);
+/** health_full() - no segment can be had at all; @refused: or a write to one was refused for want of room */
+void health_full(struct spill *spill, bool refused, int err);
+/** health_written() - a write ended well */
+void health_written(struct spill *spill);
+/** health_takes_writes() - may one be tried? */
+bool health_takes_writes(const struct spill *spill);
 /** health_no_room(), health_room() - the file system refused to make the file longer, and gives again: a line each time that
  *  changes */
 void health_no_room(struct spill *spill, int err);

@@ -45,7 +45,7 @@ bool tier_on(const struct daemon *d)
 	if (!d->tier->spill)
 		return false;
 	spill_set_stats(d->tier->spill, &stats);
-	return stats.state == SPILL_UP;
+	return stats.takes_writes;
 }
 
 struct spill_record entry_record(const struct entry *e)

@@ -495,10 +495,82 @@ static void a_store_that_stays_full_is_one_line(void **state)
 	for (unsigned n = 0; n < 5; n++) {
 		assert_int_equal(put(f, 1, SIZE), -ENOSPC);
 		tick_in_time(f);
-		assert_int_equal(stats_of(f).state, SPILL_UP); /* until the next write finds out */
+		assert_true(stats_of(f).takes_writes);
 	}
 	assert_int_equal(log_lines(&log, "errno 28"), 1);
 	fclose(log.lines);
+}
+
+static void a_store_without_room_says_so_until_there_is_some_though_nobody_writes(void **state)
+{
+	struct fixture *f = *state;
+
+	fixture_close(f);
+	unlink(f->path);
+	fault_arm("io.allocate=-ENOSPC");
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(put(f, 1, SIZE), -ENOSPC);
+	assert_int_equal(stats_of(f).state, SPILL_FULL);
+	assert_false(stats_of(f).takes_writes);
+	for (unsigned n = 0; n < 3;
+		n++) { /* a look at the file, a write that may try, the file system asked: nothing new */
+		f->spill->health.look_at_ns = 0;
+		tick_in_time(f);
+		assert_int_equal(stats_of(f).state, SPILL_FULL);
+		assert_true(stats_of(f).takes_writes);
+		assert_non_null(strstr(stats_of(f).message, "No space left"));
+	}
+	assert_int_equal(put(f, 1, SIZE), -ENOSPC);
+	assert_int_equal(stats_of(f).state, SPILL_FULL);
+	assert_false(stats_of(f).takes_writes); /* it has tried */
+	fault_disarm();
+	tick(f);
+	assert_int_equal(stats_of(f).state, SPILL_FULL);
+	f->spill->no_space_until_ns = 0; /* half a minute later */
+	tick(f);
+	assert_int_equal(stats_of(f).state, SPILL_UP);
+	assert_string_equal(stats_of(f).message, "");
+	assert_int_equal(f->spill->n_present, 1);
+	tick_in_time(f);
+	assert_int_equal(f->spill->n_present, 1); /* not longer than is asked for */
+	assert_int_equal(put(f, 1, SIZE), 0);
+}
+
+static void a_full_store_whose_file_has_gone_is_down(void **state)
+{
+	struct fixture *f = *state;
+
+	fixture_close(f);
+	unlink(f->path);
+	fault_arm("io.allocate=-ENOSPC");
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(put(f, 1, SIZE), -ENOSPC);
+	unlink(f->path);
+	f->spill->health.look_at_ns = 0;
+	tick(f);
+	assert_int_equal(stats_of(f).state, SPILL_DOWN);
+	assert_int_equal(stats_of(f).last_errno, ENOENT);
+}
+
+static void a_store_whose_segments_all_failed_is_full_until_one_is_proved_good(void **state)
+{
+	struct fixture *f = *state;
+
+	for (unsigned k = 0; k < f->spill->n_segments; k++) {
+		fault_arm("io.write=-EIO@1");
+		assert_int_equal(put(f, k, SIZE), -EIO);
+		fault_disarm();
+		for (uint32_t i = 0; i < f->spill->n_present; i++)
+			f->spill->segments[i].probe_at_ns = UINT64_MAX;
+		f->spill->health.probe_at_ns = 0;
+		tick(f);
+		assert_int_equal(stats_of(f).state, SPILL_UP);
+	}
+	assert_int_equal(put(f, 100, SIZE), -ENOSPC);
+	assert_int_equal(stats_of(f).state, SPILL_FULL);
+	tick_in_time(f);
+	assert_int_equal(stats_of(f).state, SPILL_UP);
+	assert_int_equal(put(f, 100, SIZE), 0);
 }
 
 static void a_file_system_without_fallocate_serves(void **state)
@@ -515,14 +587,19 @@ static void a_file_system_without_fallocate_serves(void **state)
 	fault_arm("io.allocate=-EOPNOTSUPP,io.write=-ENOSPC@1");
 	assert_int_equal(put(f, 150, SIZE), -ENOSPC);
 	assert_int_equal(stats_of(f).state, SPILL_FULL);
+	assert_non_null(strstr(stats_of(f).message, "the next write tries again: make room there"));
 	for (uint32_t i = 0; i < f->spill->n_present; i++)
 		assert_int_not_equal(f->spill->segments[i].state, SEGMENT_BAD);
+	assert_int_equal(put(f, 151, SIZE), 0); /* as one that was on its way */
+	assert_int_equal(stats_of(f).state, SPILL_FULL);
 	tick_in_time(f);
-	assert_int_equal(put(f, 151, SIZE), 0);
+	assert_int_equal(stats_of(f).state, SPILL_FULL); /* only a write can tell */
+	assert_int_equal(put(f, 152, SIZE), 0);
+	assert_int_equal(stats_of(f).state, SPILL_UP);
 	fault_disarm();
 	assert_int_equal(fixture_reopen(f), 0);
 	assert_true(f->n_found > 100);
-	for (unsigned k = 0; k < 152; k++)
+	for (unsigned k = 0; k < 153; k++)
 		if (f->blocks[k].place)
 			assert_int_equal(get(f, k), 0);
 }
@@ -882,6 +959,9 @@ int main(void)
 		BOTH(with_no_room_at_all_the_store_is_full_and_serves_when_there_is_some),
 		ONCE(a_full_file_system_is_one_line_with_path_errno_and_way_out_and_one_when_there_is_room),
 		ONCE(a_store_that_stays_full_is_one_line),
+		BOTH(a_store_without_room_says_so_until_there_is_some_though_nobody_writes),
+		ONCE(a_full_store_whose_file_has_gone_is_down),
+		ONCE(a_store_whose_segments_all_failed_is_full_until_one_is_proved_good),
 		ONCE(a_file_system_without_fallocate_serves),
 		BOTH(a_store_removed_or_moved_while_running_goes_down_and_comes_back_with_it),
 		ONCE(a_directory_made_unwritable_while_running_takes_the_store_down_until_it_is_writable),

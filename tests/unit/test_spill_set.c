@@ -195,6 +195,12 @@ static void tick_until(struct stores *s, unsigned i, enum spill_state state)
 	assert_int_equal(store_stats(s, i).state, state);
 }
 
+static void move_away(struct stores *s, unsigned i, char away[100])
+{
+	snprintf(away, 100, "%s.away", s->dirs[i]);
+	assert_int_equal(rename(s->dirs[i], away), 0);
+}
+
 static void a_record_goes_to_the_store_with_the_least_to_do(void **state)
 {
 	struct stores *s = *state;
@@ -260,8 +266,7 @@ static void a_store_missing_at_the_start_is_said_and_the_others_serve_until_it_i
 		lost += store_of(s, k) == 1;
 	assert_true(lost > 0);
 	stores_close(s);
-	snprintf(away, sizeof(away), "%s.away", s->dirs[1]);
-	assert_int_equal(rename(s->dirs[1], away), 0);
+	move_away(s, 1, away);
 	log = log_catch();
 	assert_int_equal(stores_open(s), 0);
 	assert_int_equal(log_lines(&log, "/1 is missing, and the others serve without it"), 1);
@@ -280,12 +285,6 @@ static void a_store_missing_at_the_start_is_said_and_the_others_serve_until_it_i
 	assert_int_equal(s->f->n_found, 80);
 	for (unsigned k = 0; k < 80; k++)
 		assert_int_equal(set_get(s, k), 0);
-}
-
-static void move_away(struct stores *s, unsigned i, char away[100])
-{
-	snprintf(away, 100, "%s.away", s->dirs[i]);
-	assert_int_equal(rename(s->dirs[i], away), 0);
 }
 
 static void set_opened(void *owner, unsigned number)
@@ -619,8 +618,7 @@ static void a_store_that_fails_is_off_alone_and_named_with_errno_count_and_since
 
 	for (unsigned k = 0; k < 30; k++)
 		assert_int_equal(set_put(s, k, SIZE), 0);
-	snprintf(away, sizeof(away), "%s.away", s->dirs[2]);
-	assert_int_equal(rename(s->dirs[2], away), 0);
+	move_away(s, 2, away);
 	tick_until(s, 2, SPILL_DOWN);
 	assert_int_equal(store_stats(s, 2).last_errno, ENOENT);
 	assert_int_equal(store_stats(s, 2).write_errors, 1);
@@ -638,6 +636,33 @@ static void a_store_that_fails_is_off_alone_and_named_with_errno_count_and_since
 	assert_int_equal(store_stats(s, 0).state, SPILL_UP);
 	for (unsigned k = 0; k < 50; k++)
 		assert_int_equal(set_get(s, k), 0);
+}
+
+static void a_full_store_is_passed_over_and_tried_again_by_a_write(void **state)
+{
+	struct stores *s = *state;
+	char path[120];
+
+	stores_close(s);
+	snprintf(path, sizeof(path), "%s/" SPILL_STORE_NAME, s->dirs[1]);
+	assert_int_equal(unlink(path), 0); /* the others have a segment each */
+	fault_arm("io.allocate=-ENOSPC");
+	assert_int_equal(stores_open(s), 0);
+	for (unsigned n = 0; n < 3; n++) {
+		for (unsigned k = 0; k < 6; k++) /* the others are asked after it */
+			assert_int_equal(set_put(s, 6 * n + k, SIZE), 0);
+		assert_int_equal(store_stats(s, 1).state, SPILL_FULL);
+		assert_false(store_stats(s, 1).takes_writes);
+		assert_int_equal(store_stats(s, 1).live_records, 0);
+		assert_int_equal(set_stats(s).state, SPILL_UP);
+		assert_true(set_stats(s).takes_writes);
+		for (unsigned k = 0; k < 200 && !store_stats(s, 1).takes_writes; k++) {
+			spill_set_wait(s->set, loop_now() + SPILL_SECOND / 20);
+			spill_set_tick(s->set);
+		}
+		assert_int_equal(store_stats(s, 1).state, SPILL_FULL);
+		assert_true(store_stats(s, 1).takes_writes);
+	}
 }
 
 static void more_than_all_can_hold_goes_round_and_what_is_there_is_right(void **state)
@@ -677,8 +702,7 @@ static void a_drop_is_for_all_stores_or_for_none(void **state)
 		assert_int_equal(set_put(s, k, SIZE), 0);
 	assert_int_equal(set_flush(s), 0);
 	stores_close(s);
-	snprintf(away, sizeof(away), "%s.away", s->dirs[1]);
-	assert_int_equal(rename(s->dirs[1], away), 0);
+	move_away(s, 1, away);
 	assert_int_equal(stores_open(s), 0);
 	assert_int_equal(
 		spill_set_drop(s->set, NS_ID, flush_done, &res), -ENODEV); /* it would come back with that one */
@@ -768,8 +792,7 @@ static void a_deletion_is_refused_as_long_as_a_store_is_missing_and_holds_in_one
 	given_a_key_in_every_store(s, 2);
 	assert_int_equal(set_kill(s, 1), 0);
 	stores_close(s);
-	snprintf(away, sizeof(away), "%s.away", s->dirs[1]);
-	assert_int_equal(rename(s->dirs[1], away), 0);
+	move_away(s, 1, away);
 	assert_int_equal(stores_open(s), 0);
 	assert_int_equal(set_kill(s, 2), -ENODEV);
 	assert_int_equal(rename(away, s->dirs[1]), 0);
@@ -839,6 +862,7 @@ int main(void)
 		SET(one_file_by_two_paths_is_served_once),
 		SET(a_store_that_hangs_is_passed_over_and_comes_back_by_itself),
 		SET(a_store_that_fails_is_off_alone_and_named_with_errno_count_and_since_when),
+		SET(a_full_store_is_passed_over_and_tried_again_by_a_write),
 		SET(more_than_all_can_hold_goes_round_and_what_is_there_is_right),
 		SET(a_drop_is_for_all_stores_or_for_none),
 		SET(a_deleted_key_is_found_in_no_store_and_what_is_written_anew_is),
