@@ -912,7 +912,7 @@ static void a_hundred_thousand_requests_of_64_clients_pass_the_smallest_ring(voi
 			.memory = memory + 4096 * i,
 			.left = EACH,
 			.n_done = &n_done};
-	while (n_done < CLIENTS * EACH && loop_now() - start < 30 * SPILL_SECOND) {
+	while (n_done < CLIENTS * EACH && loop_now() - start < 110 * SPILL_SECOND) {
 		for (unsigned i = 0; i < CLIENTS; i++)
 			client_step(&clients[i]);
 		spill_wait(f->spill, loop_now() + SPILL_SECOND);
