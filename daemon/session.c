@@ -4,12 +4,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "block.h"
@@ -26,6 +28,8 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
+#define LOCK_NS 50000000ull /* so long may a lock be free between two moments in which it is held */
+#define LOCK_LOOK_NS 1000000
 #define STAGE_FRESH_NS 200000000ull /* who waits for a staging area asks more often than that */
 
 static void session_name(const struct daemon *d, uint64_t id, char name[KVP_OBJECT_NAME_MAX])
@@ -46,6 +50,13 @@ static bool session_lock_held(const struct session *s)
 	if (fcntl(s->fd, F_GETLK, &lock) < 0)
 		return true; /* cannot tell: alive */
 	return lock.l_type != F_UNLCK;
+}
+
+/* The lock is free: may it be held again in a moment?  Libraries of before close a descriptor of the object now and then,
+   which drops it until they take it anew. */
+static bool session_may_lock(const struct session *s)
+{
+	return !atomic_load(&s->head->left) && (kill(s->row->pid, 0) == 0 || errno != ESRCH);
 }
 
 static struct session *session_new(struct daemon *d, uint64_t id, int fd, uint64_t pins_off)
@@ -707,6 +718,8 @@ static void session_look_at(struct session *s)
 		s->lock_free_since_ns = now;
 	if (s->peer && now - s->lock_free_since_ns < 2ull * d->config.heartbeat_ms * 1000000)
 		return;
+	if (!s->peer && now - s->lock_free_since_ns < LOCK_NS && session_may_lock(s))
+		return;
 	session_count_died(s);
 	session_end(s, s->peer && !atomic_load(&s->head->left)
 			       ? "its lock is free: the process is gone, or closed the session object"
@@ -855,7 +868,18 @@ static void session_header_renew(const struct session *s)
 	s->head->layout_minor = KVP_LAYOUT_MINOR;
 }
 
-static bool session_adopt(struct daemon *d, struct kvp_session_row *row)
+/* At a start: is its process gone?  As long as it may be there, one look is not enough to give away what it writes to. */
+static bool session_is_dead(const struct session *s, uint64_t until_ns)
+{
+	while (!session_lock_held(s)) {
+		if (loop_now() >= until_ns || !session_may_lock(s))
+			return true;
+		nanosleep(&(struct timespec){.tv_nsec = LOCK_LOOK_NS}, NULL);
+	}
+	return false;
+}
+
+static bool session_adopt(struct daemon *d, struct kvp_session_row *row, uint64_t until_ns)
 {
 	uint64_t id = atomic_load(&row->session_id), bytes = 0, pins_off;
 	char name[KVP_OBJECT_NAME_MAX];
@@ -880,18 +904,18 @@ static bool session_adopt(struct daemon *d, struct kvp_session_row *row)
 	gauge_set(&row->pins, 0);
 	gauge_set(&row->oldest_pin_ms, 0);
 	session_list_add(s);
-	if (!session_lock_held(s) || atomic_load(&s->head->word) == 0) {
-		row->connected = 0;
-		s->ending = atomic_load(&s->head->word) == 0 && session_lock_held(s);
-		if (!s->ending) {
-			if (atomic_load(&s->head->word) != 0)
-				session_count_died(s);
-			session_free(s);
-			return false;
-		}
+	row->connected = 0;
+	if (session_is_dead(s, until_ns)) {
+		/* whoever has it mapped after all learns that nothing in it counts */
+		if (atomic_exchange(&s->head->word, 0) != 0)
+			session_count_died(s);
+		session_free(s);
+		return false;
+	}
+	if (atomic_load(&s->head->word) == 0) {
+		s->ending = true;
 		return true;
 	}
-	row->connected = 0;
 	session_header_renew(s);
 	session_find_places(s);
 	session_see_counts(s);
@@ -916,11 +940,14 @@ static bool session_keep_object(void *owner, const char *rest)
 
 int session_start(struct daemon *d, char message[256])
 {
+	uint64_t until_ns = loop_now() + LOCK_NS; /* of all together: who is dead is often many */
+
 	(void)message;
 	if (!d->pool.found)
 		return 0;
 	for (unsigned i = 0; i < KVP_STATS_SESSIONS_MAX; i++)
-		if (atomic_load(&d->pool.session_rows[i].session_id) && !session_adopt(d, &d->pool.session_rows[i]))
+		if (atomic_load(&d->pool.session_rows[i].session_id) &&
+			!session_adopt(d, &d->pool.session_rows[i], until_ns))
 			atomic_store(&d->pool.session_rows[i].session_id, 0);
 	shm_remove_all(d->pool.uuid, session_keep_object, d);
 	gauge_set(&d->pool.stats->counters.slab_bytes_staging, 0);

@@ -263,29 +263,10 @@ void session_close(struct session *s, bool in_child)
 	}
 	if (s->fd >= 0)
 		close(s->fd);
-	for (unsigned i = 0; i < s->n_spare_fds; i++)
-		close(s->spare_fds[i]);
 	free(s);
 }
 
 /* ---- HELLO ---- */
-
-/* Closing any descriptor of the session object would drop the lock on it: one that comes again is kept. */
-static void session_spare_fd(struct session *s, struct request *request)
-{
-	const unsigned room = sizeof(s->spare_fds) / sizeof(s->spare_fds[0]);
-
-	if (request->n_fds < 2)
-		return;
-	if (s->n_spare_fds < room) {
-		s->spare_fds[s->n_spare_fds++] = request->fds[1];
-		request->n_fds = 1;
-		return;
-	}
-	close(request->fds[1]);
-	request->n_fds = 1;
-	session_lock(s);
-}
 
 static int hello_answered(struct kvp_client *client, struct request *request, struct kvp_wire_welcome *welcome)
 {
@@ -297,10 +278,8 @@ static int hello_answered(struct kvp_client *client, struct request *request, st
 			request->body_bytes);
 	if (s && (welcome->session_id != s->id || memcmp(welcome->uuid, s->uuid, 16) != 0))
 		return fail(-KVP_EPROTO, "the daemon at %s resumes another session", client->socket);
-	if (s) {
-		session_spare_fd(s, request);
-		return session_lock(s);
-	}
+	if (s)
+		return session_lock(s); /* it is ours, unless somebody in this process closed what is not his */
 	if (request->n_fds != 2)
 		return fail(-KVP_EPROTO, "the daemon at %s sends %u descriptors with HELLO", client->socket,
 			request->n_fds);
@@ -332,6 +311,7 @@ static int hello_once(struct kvp_client *client, struct kvp_wire_welcome *welcom
 	if (s)
 		memcpy(hello->uuid, s->uuid, 16);
 	memcpy(hello->comm, client->comm, sizeof(hello->comm));
+	client->resuming = s != NULL;
 	/* on a busy host a daemon that is there takes its time: who opened the client said how long that may be */
 	r = attach_call(
 		request, after_ms(client->connect_timeout_ms > ANSWER_MS ? client->connect_timeout_ms : ANSWER_MS));
@@ -340,6 +320,7 @@ static int hello_once(struct kvp_client *client, struct kvp_wire_welcome *welcom
 	request_free(request);
 	if (r == -KVP_EDETACHED && !client->refusal)
 		wire_receive(client); /* closed before it could be sent: perhaps with a word */
+	client->resuming = false;
 	return client->refusal ? fail(client->refusal, "%s", client->refusal_text) : r;
 }
 

@@ -150,8 +150,6 @@ struct session {
 	int fd; /* the one descriptor that holds the record lock */
 	dev_t dev; /* of its object */
 	ino_t ino;
-	int spare_fds[16]; /* further descriptors of the object: closing one would drop the lock */
-	unsigned n_spare_fds;
 	struct kvp_session_header *head;
 	uint64_t bytes;
 	char *pins;
@@ -227,6 +225,7 @@ struct kvp_client {
 	uint64_t next_beat_ns;
 	uint64_t next_tend_ns; /* a staging area is to be looked at; UINT64_MAX: none */
 	uint64_t mute_until_ns; /* the daemon does not answer: scheduler calls do not ask it before */
+	bool resuming; /* by who attaches: HELLO of a session we have is on its way; see wire_receive() */
 	int refusal; /* keeper: the daemon's word before it closed the connection, text in refusal_text */
 	char refusal_text[256];
 	int attach_error; /* why not attached, with its text */

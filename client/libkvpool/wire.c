@@ -395,7 +395,9 @@ static int answer_truncated(struct request *request)
 	return -KVP_EQUOTA;
 }
 
-static int wire_packet(struct kvp_client *client, size_t bytes, const int *fds, unsigned n_fds, bool truncated)
+/* @unwanted: descriptors were left with the kernel. */
+static int wire_packet(
+	struct kvp_client *client, size_t bytes, const int *fds, unsigned n_fds, bool truncated, bool unwanted)
 {
 	struct request *request;
 	struct kvp_msg msg;
@@ -424,7 +426,7 @@ static int wire_packet(struct kvp_client *client, size_t bytes, const int *fds, 
 	}
 	if (request) {
 		status = answer_body(request, msg.status, client->packet + sizeof(msg), bytes - sizeof(msg));
-		if (truncated || n_fds != msg.n_fds) {
+		if (!unwanted && (truncated || n_fds != msg.n_fds)) {
 			status = answer_truncated(request);
 		} else {
 			memcpy(request->fds, fds, n_fds * sizeof(int));
@@ -452,11 +454,16 @@ int wire_receive(struct kvp_client *client)
 		.msg_control = control.bytes,
 		.msg_controllen = sizeof(control.bytes)};
 	int fds[KVP_WIRE_FDS_MAX], r;
+	bool unwanted = client->resuming;
 	unsigned n_fds;
 	ssize_t n;
 
 	if (client->fd < 0)
 		return -KVP_EDETACHED;
+	/* The answer to HELLO brings the session object once more.  To close any descriptor of it would drop the process's
+	   record lock, and a daemon that looks just then takes us for dead; what is never received needs no closing. */
+	if (unwanted)
+		msg.msg_controllen = 0;
 	do
 		n = recvmsg(client->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	while (n < 0 && errno == EINTR);
@@ -470,7 +477,7 @@ int wire_receive(struct kvp_client *client)
 	if (msg.msg_flags & MSG_TRUNC)
 		r = -KVP_EPROTO;
 	else
-		r = wire_packet(client, (size_t)n, fds, n_fds, msg.msg_flags & MSG_CTRUNC);
+		r = wire_packet(client, (size_t)n, fds, n_fds, msg.msg_flags & MSG_CTRUNC, unwanted);
 	if (r < 0)
 		fds_close(fds, n_fds);
 	return r;

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -526,6 +527,48 @@ static void resume(struct fixture *f)
 	assert_int_equal(wire_join_as(&f->w, &joined, &join), 0);
 	assert_int_equal(joined.id, f->ns.id);
 	wire_leave(&joined);
+}
+
+struct flicker {
+	int fd;
+	_Atomic bool stop;
+};
+
+static void *flicker_run(void *owner)
+{
+	struct flicker *flicker = owner;
+
+	while (!atomic_load(&flicker->stop)) {
+		struct flock lock = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
+
+		fcntl(flicker->fd, F_SETLK, &lock);
+		usleep(1500);
+		lock.l_type = F_WRLCK;
+		fcntl(flicker->fd, F_SETLK, &lock);
+		usleep(1500);
+	}
+	return NULL;
+}
+
+/* Libraries of before close a descriptor of the session object now and then, which drops the lock until they take it anew. */
+static void a_lock_that_is_free_for_a_moment_while_a_daemon_starts_is_no_death(void **state)
+{
+	struct fixture *f = *state;
+	struct flicker flicker;
+	struct kvp_wire_grant grant;
+	pthread_t thread;
+
+	connect_client(f);
+	assert_int_equal(wire_reserve(&f->ns, &grant, 1, 0), 1);
+	for (unsigned i = 0; i < 8; i++) {
+		host_kill(&f->host);
+		flicker = (struct flicker){.fd = f->w.session_fd};
+		assert_int_equal(pthread_create(&thread, NULL, flicker_run, &flicker), 0);
+		assert_int_equal(host_start(&f->host, NULL), 0);
+		atomic_store(&flicker.stop, true);
+		pthread_join(thread, NULL);
+		resume(f); /* the same session, or it asserts */
+	}
 }
 
 static void after_a_kill_of_the_daemon_blocks_pins_and_grants_are_all_still_there(void **state)
@@ -1181,6 +1224,7 @@ int main(int argc, char **argv)
 		WITH_DAEMON(a_closed_socket_alone_ends_nothing_and_the_session_resumes),
 		WITH_DAEMON(a_client_whose_lock_is_free_for_long_is_gone_though_its_socket_is_open),
 		WITH_DAEMON(bye_ends_the_session_at_once_though_its_process_lives),
+		WITH_DAEMON(a_lock_that_is_free_for_a_moment_while_a_daemon_starts_is_no_death),
 		WITH_DAEMON(after_a_kill_of_the_daemon_blocks_pins_and_grants_are_all_still_there),
 		WITH_DAEMON(a_pin_in_a_place_never_pinned_before_a_kill_counts_after_it),
 		WITH_DAEMON(a_client_that_died_while_there_was_no_daemon_leaves_nothing_either),

@@ -1,0 +1,146 @@
+/*
+ * test_session.c - a session is its process's for as long as that lives, however often the daemon changes
+ *
+ * kvpool-test: timeout=240
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "trial.h"
+
+#define RESTARTS 48u
+
+static int setup(void **state)
+{
+	if (trial_setup(state, "4M", NULL) < 0)
+		return -1;
+	trial_attach(*state);
+	return 0;
+}
+
+struct watch {
+	pid_t pid;
+	_Atomic uint64_t looks, free; /* times the lock was looked at, and was nobody's */
+	_Atomic bool stop;
+};
+
+/* In a process of its own: ask the kernel, as the daemon does, as fast as can be. */
+static void watch_lock(struct watch *watch, const char *path)
+{
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	while (fd >= 0 && !atomic_load(&watch->stop)) {
+		struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
+
+		if (fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK)
+			atomic_fetch_add(&watch->free, 1);
+		atomic_fetch_add(&watch->looks, 1);
+	}
+	_exit(fd < 0);
+}
+
+static struct watch *watch_begin(const struct trial *t)
+{
+	struct watch *watch = mmap(NULL, sizeof(*watch), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	char pattern[160];
+	glob_t found;
+	pid_t pid;
+
+	assert_ptr_not_equal(watch, MAP_FAILED);
+	host_object(&t->host, pattern, "sess-*");
+	assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+	assert_int_equal(found.gl_pathc, 1);
+	pid = fork();
+	if (!pid)
+		watch_lock(watch, found.gl_pathv[0]);
+	watch->pid = pid;
+	globfree(&found);
+	while (!atomic_load(&watch->looks))
+		usleep(100);
+	return watch;
+}
+
+static void watch_end(struct watch *watch)
+{
+	int status;
+
+	atomic_store(&watch->stop, true);
+	assert_int_equal(waitpid(watch->pid, &status, 0), watch->pid);
+	assert_int_equal(status, 0);
+}
+
+static unsigned n_descriptors(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	unsigned n = 0;
+
+	assert_non_null(dir);
+	while (readdir(dir))
+		n++;
+	closedir(dir);
+	return n;
+}
+
+static void attached_again(struct trial *t, uint64_t epoch)
+{
+	uint64_t now = 0;
+
+	for (unsigned ms = 0; ms < 60000 && (kvp_state(t->client, &now) != KVP_ATTACHED || now == epoch); ms++)
+		usleep(1000);
+	assert_int_equal(kvp_state(t->client, &now), KVP_ATTACHED);
+	assert_int_not_equal(now, epoch);
+}
+
+/* A daemon that starts while the lock is free takes the process for dead: what it holds, and what it writes, for free room. */
+static void its_lock_is_held_without_a_gap_over_any_number_of_restarts(void **state)
+{
+	struct trial *t = *state;
+	struct kvp_key key = wire_key(1);
+	struct watch *watch = watch_begin(t);
+	struct kvp_view view;
+	unsigned n = 0;
+
+	assert_int_equal(trial_put(t->ns, &key, NULL, 1, TRIAL_BLOCK), KVP_PUB_STORED);
+	assert_int_equal(kvp_acquire(t->ns, &key, 1, 0, kvp_deadline_ms(10000), &view), 1);
+	for (unsigned i = 0; i < RESTARTS; i++) {
+		uint64_t epoch;
+
+		kvp_state(t->client, &epoch);
+		host_kill(&t->host);
+		trial_start(t);
+		attached_again(t, epoch);
+		n = i ? n : n_descriptors();
+		assert_int_equal(atomic_load(&watch->free), 0);
+	}
+	assert_true(n_descriptors() <= n);
+	assert_int_equal(kvp_release(&view, 1), 0);
+	watch_end(watch);
+	assert_int_equal(atomic_load(&watch->free), 0);
+	munmap(watch, sizeof(*watch));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(
+			its_lock_is_held_without_a_gap_over_any_number_of_restarts, setup, trial_teardown),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
