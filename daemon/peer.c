@@ -339,7 +339,7 @@ static void on_hello(struct peer *peer, const struct kvp_msg *msg, const void *b
 		.heartbeat_ms = peer->d->config.heartbeat_ms,
 		.hold_limit_ms = peer->d->config.hold_limit_ms,
 		.grant_limit_ms = peer->d->config.grant_limit_ms,
-		.can = KVP_CAN_LONGER | KVP_CAN_DEADLINE | KVP_CAN_REQUEST};
+		.can = KVP_CAN_LONGER | KVP_CAN_DEADLINE | KVP_CAN_REQUEST | KVP_CAN_UNMAPPED};
 	struct pool *pool = &peer->d->pool;
 	struct session *s;
 	char reason[256] = "";
@@ -596,6 +596,20 @@ static void on_request(struct peer *peer, const struct kvp_msg *msg, struct memb
 		return;
 	}
 	policy_request(member->ns, keys, batch.n, batch.flags);
+	peer_answer(peer, msg->type, msg->id, 0, NULL, 0, NULL, 0);
+}
+
+static void on_unmapped(struct peer *peer, const struct kvp_msg *msg, const void *body, size_t n)
+{
+	static uint64_t numbers[KVP_WIRE_BATCH_MAX];
+	struct kvp_wire_batch batch;
+
+	if (!batch_take(&batch, numbers, sizeof(numbers[0]), KVP_WIRE_BATCH_MAX, body, n)) {
+		peer_close(peer, "its UNMAPPED has the wrong length");
+		return;
+	}
+	for (uint32_t i = 0; i < batch.n; i++)
+		slab_unmapped(peer->session, numbers[i]);
 	peer_answer(peer, msg->type, msg->id, 0, NULL, 0, NULL, 0);
 }
 
@@ -918,6 +932,9 @@ static void on_ns_message(struct peer *peer, const struct kvp_msg *msg, const vo
 	case KVP_MSG_REQUEST:
 		on_request(peer, msg, member, body, n);
 		return;
+	case KVP_MSG_UNMAPPED:
+		on_unmapped(peer, msg, body, n);
+		return;
 	case KVP_MSG_EVENTS:
 		on_events(peer, msg, member);
 		return;
@@ -1001,6 +1018,7 @@ void peer_message(struct peer *peer, const void *packet, size_t bytes)
 	case KVP_MSG_CLEAR:
 	case KVP_MSG_USAGE:
 	case KVP_MSG_REQUEST:
+	case KVP_MSG_UNMAPPED:
 		on_ns_message(peer, &msg, body, n);
 		return;
 	default:

@@ -201,8 +201,12 @@ static bool leaving_is_over(struct daemon *d, struct leaving *leaving)
 		return false; /* counted as long as it is on its way */
 	while (leaving->n_sessions && !session_find(d, leaving->session_ids[leaving->n_sessions - 1]))
 		leaving->n_sessions--;
-	if (!leaving->n_sessions)
+	if (!leaving->n_sessions) {
+		/* cut, it is no memory that nobody counts, should one of them have it mapped after all */
+		if (ftruncate(leaving->fd, 0) < 0)
+			log_debug("slab %" PRIu64 ": %s", leaving->number, strerror(errno));
 		return true;
+	}
 	if (fstat(leaving->fd, &st) < 0)
 		return false;
 	leaving->occupied = (uint64_t)st.st_blocks * 512;
@@ -213,6 +217,14 @@ static bool leaving_is_over(struct daemon *d, struct leaving *leaving)
 		slab_punch(leaving->fd, leaving->number, leaving->bytes);
 	}
 	return false;
+}
+
+void slab_unmapped(const struct session *s, uint64_t number)
+{
+	for (struct leaving *leaving = s->d->leaving; leaving; leaving = leaving->next)
+		for (unsigned i = 0; leaving->number == number && i < leaving->n_sessions; i++)
+			if (leaving->session_ids[i] == s->id)
+				leaving->session_ids[i--] = leaving->session_ids[--leaving->n_sessions];
 }
 
 static void slab_look_at_leaving(struct daemon *d)

@@ -77,6 +77,8 @@ void slab_withdraw(struct slab *slab);
 void slab_give_again(struct slab *slab);
 /** slab_let_write() - a client gets, or may have, a descriptor it can write with: from now on it is watched. Return: 0; -ENOSPC. */
 int slab_let_write(struct slab *slab);
+/** slab_unmapped() - the session says that it has no mapping of a slab that left: nothing is kept of that slab for it */
+void slab_unmapped(const struct session *s, uint64_t number);
 /** slab_look() - a few times a second: slabs writers broke, and those that left */
 void slab_look(struct daemon *d);
 

@@ -306,7 +306,8 @@ KVP_API int kvp_attn_geom(const struct kvp_ns *ns, uint32_t layer, struct kvattn
 
 /**
  * kvp_region() - the @i-th mapped region of blocks, for cudaHostRegister, io_uring fixed buffers, RDMA
- * Regions appear as slabs are mapped and never move; a region of a slab that left the namespace stays readable.
+ * Regions appear as slabs are mapped and never move.  Of a client that was asked for them once, a region of a slab that left
+ * the namespace stays readable; of others it is unmapped when nobody holds anything in it.
  * Return: 1 and *base, *len; 0 past the last one.
  */
 KVP_API int kvp_region(const struct kvp_client *client, uint32_t i, const void **base, size_t *len);

@@ -58,6 +58,9 @@ enum kvp_msg_type {
 	KVP_MSG_REQUEST =
 		17, /* kvp_wire_batch (flags: enum kvp_hint), kvp_key[n]: what is about to be used, and published, from the
 			chain's first block on; for namespaces with KVP_NS_LEARNED (KVP_CAN_REQUEST)   -> nothing */
+	KVP_MSG_UNMAPPED =
+		18, /* kvp_wire_batch, u64 slab[n]     -> nothing: slabs that left, by number: the session has unmapped them
+			(KVP_CAN_UNMAPPED) */
 	KVP_MSG_DRAIN = 32, /* operators: kvp_wire_admin       -> kvp_wire_admin_done */
 	KVP_MSG_PURGE = 33, /* operators: kvp_wire_admin       -> kvp_wire_admin_done, then the daemon ends */
 	KVP_MSG_EVICT = 34, /* operators: kvp_wire_admin       -> kvp_wire_admin_done */
@@ -104,6 +107,7 @@ enum kvp_wire_can {
 	KVP_CAN_LONGER = 1 << 0, /* bodies longer than it knows */
 	KVP_CAN_DEADLINE = 1 << 1, /* KVP_WIRE_DEADLINE */
 	KVP_CAN_REQUEST = 1 << 2, /* KVP_MSG_REQUEST */
+	KVP_CAN_UNMAPPED = 1 << 3, /* KVP_MSG_UNMAPPED */
 };
 
 struct kvp_wire_welcome {

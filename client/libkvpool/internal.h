@@ -61,6 +61,7 @@ struct slab_map {
 	uint64_t touched;
 	uint64_t *
 		grants; /* writable: generation + 1 of a grant of our session by slot in the slab, 0: none.  ns_map->lock */
+	uint8_t *held; /* it has left: by slot, who pinned it then has not let go.  ns_map->lock */
 	uint32_t place;
 	bool writable;
 	bool retired; /* zeroes lie over it */
@@ -115,6 +116,8 @@ struct ns_map {
 	_Atomic bool used; /* somebody looks for blocks or writes: map ahead of need */
 	_Atomic bool map_wanted; /* somebody missed for want of a mapping */
 	uint64_t changes_seen; /* keeper: slab_changes at the last look */
+	uint64_t left_seen; /* the same, for slabs that left */
+	uint64_t left_again_ns; /* keeper: some of those were looked at: once more then; 0: none */
 	uint32_t n_grants; /* lock: held in all */
 	uint64_t
 		connection; /* lock: on which the daemon was last told our grants: answers of an earlier one are void */
@@ -122,6 +125,9 @@ struct ns_map {
 	pthread_mutex_t lock;
 	struct slab_map **rw; /* by place */
 	struct slab_map *all;
+	struct slab_map *unused; /* mapped no more */
+	uint64_t *unmapped; /* slabs, by number: the daemon is to be told that they are not mapped here */
+	uint32_t n_unmapped, unmapped_room;
 	struct grant *stock;
 	uint32_t n_stock, stock_room, stock_target;
 	uint32_t n_back; /* the last ones of the stock: put back, on their way to the daemon */
@@ -237,6 +243,7 @@ struct kvp_client {
 	struct kvp_ns *namespaces;
 	const struct slab_map **regions;
 	uint32_t n_regions, regions_room;
+	bool regions_told; /* somebody asked for them: none goes */
 	struct slab_map *touch; /* to be touched by the keeper */
 	uint64_t touched_bytes; /* keeper */
 	char *packet; /* keeper: KVP_WIRE_MAX bytes */
@@ -575,6 +582,12 @@ int map_ahead(struct ns_map *map, uint32_t first, uint64_t deadline_ns);
 bool map_touch(struct kvp_client *client);
 /** map_object() - mmap a shared-memory object whose length is checked first; the descriptor stays the caller's */
 void *map_object(int fd, uint64_t bytes, bool writable);
+/** unmap_left_at() - before another slab is mapped there: if the one that is mapped has left, who looks at it? Under map->lock. */
+void unmap_left_at(struct ns_map *map, uint32_t place);
+/** unmap_note() - slab @number may not be mapped (any more): if so, tell the daemon. Under map->lock. */
+void unmap_note(struct ns_map *map, uint64_t number);
+/** unmap_keep() - keeper: unmap what left and nobody looks at */
+void unmap_keep(struct ns_map *map);
 /** map_retire() - zeroes in place of the slabs, where nobody holds anything. Return: true: all done. */
 bool map_retire(struct ns_map *map);
 

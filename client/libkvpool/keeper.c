@@ -87,6 +87,7 @@ static bool keeper_tend(struct ns_map *map)
 	}
 	if (!(map->flags & (KVP_NS_READONLY | KVP_NS_COPIED)))
 		stock_keep(map);
+	unmap_keep(map);
 	return map->flags & KVP_NS_COPIED && stage_keep(map);
 }
 

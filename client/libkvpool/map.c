@@ -2,8 +2,8 @@
  * map.c - namespace objects and slabs mapped into this process
  *
  * Readers find a slab's mapping by an acquire load of map->ro[place]; mappings are made under map->lock by whoever needs
- * them, and stay at their address until kvp_close(), so neither a view nor a registered region ever dangles.  What is
- * given back earlier is memory: once nobody holds anything in a session that is gone, its slabs are mapped over with zeroes.
+ * them, and stay at their address as long as the session has them, so neither a view nor a registered region ever dangles.
+ * Of slabs that left: unmap.c.  Once nobody holds anything in a session that is gone, its slabs are mapped over with zeroes.
  */
 #include "internal.h"
 
@@ -157,7 +157,14 @@ void map_close(struct ns_map *map, bool in_child)
 		map->all = slab->next;
 		if (!in_child) /* not there in the child; something else may be */
 			munmap(slab->base, slab->bytes);
+		free(slab->held);
 		free(slab->grants);
+		free(slab);
+	}
+	while (map->unused) {
+		struct slab_map *slab = map->unused;
+
+		map->unused = slab->next;
 		free(slab);
 	}
 	while (map->stages) {
@@ -175,6 +182,7 @@ void map_close(struct ns_map *map, bool in_child)
 	free(map->ro);
 	free(map->rw);
 	free(map->stock);
+	free(map->unmapped);
 	free(map);
 }
 
@@ -232,6 +240,7 @@ static bool slab_map_install(struct ns_map *map, struct slab_map *slab)
 	struct slab_map *have;
 
 	pthread_mutex_lock(&map->lock);
+	unmap_left_at(map, slab->place);
 	have = slab->writable ? map->rw[slab->place]
 			      : atomic_load_explicit(&map->ro[slab->place], memory_order_relaxed);
 	if ((have && have->number == slab->number) ||
@@ -265,6 +274,9 @@ static bool map_take_one(struct ns_map *map, const struct kvp_wire_mapped *mappe
 		return false;
 	if (!slab_map_install(map, slab)) {
 		munmap(slab->base, slab->bytes);
+		pthread_mutex_lock(&map->lock);
+		unmap_note(map, slab->number);
+		pthread_mutex_unlock(&map->lock);
 		free(slab->grants);
 		free(slab);
 	}
@@ -466,6 +478,7 @@ int kvp_region(const struct kvp_client *client, uint32_t i, const void **base, s
 	if (r < 0 || !base || !len)
 		return r < 0 ? 0 : fail(0, "base and len: a null pointer");
 	pthread_mutex_lock(&c->lock);
+	c->regions_told = true;
 	r = i < c->n_regions;
 	if (r) {
 		*base = c->regions[i]->base;
