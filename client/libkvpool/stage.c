@@ -1,8 +1,8 @@
 /*
  * stage.c - staging areas: where writers of COPIED namespaces put blocks for the daemon to copy
  *
- * One area a namespace, its blocks managed here.  A new daemon keeps none of the old ones: those stay mapped for whoever
- * still stores into them, and what is to be published moves to a new one.
+ * One area a namespace, its blocks managed here.  A new daemon keeps none of the old ones: those stay mapped as long as
+ * somebody stores into them, and what is to be published moves to a new one.
  *
  * All areas of all writers have a bound, so one that is empty goes back: after STAGE_IDLE_MS, or at once when an answer says
  * that others wait and it was had for STAGE_TURN_MS.  Who finds no room asks again until its deadline: that keeps its place
@@ -107,12 +107,28 @@ static void stage_give_up(struct ns_map *map)
 	map->stage_asked = client_tell(map->session, KVP_MSG_STAGE, &none, sizeof(none), NULL, 0) < 0;
 }
 
+/* Areas of daemons that are gone, and nobody has a block of. Under map->lock. */
+static void stages_sweep(struct ns_map *map)
+{
+	for (struct stage **at = &map->stages; *at;) {
+		struct stage *stage = *at;
+
+		if (stage->current || stage->n_free < stage->n_blocks) {
+			at = &stage->next;
+			continue;
+		}
+		*at = stage->next;
+		stage_free(stage);
+	}
+}
+
 bool stage_keep(struct ns_map *map)
 {
 	struct stage *stage;
 	bool have, asked;
 
 	pthread_mutex_lock(&map->lock);
+	stages_sweep(map);
 	stage = map->stages;
 	have = stage && stage->current;
 	if (map->stage_asked && !map->n_stage_asking && !map->session->gone &&

@@ -107,6 +107,57 @@ static void attached_again(struct trial *t, uint64_t epoch)
 	assert_int_not_equal(now, epoch);
 }
 
+static struct kvp_ns *copied_ns(const struct trial *t)
+{
+	struct kvp_desc desc;
+	struct kvp_ns_opts opts = {
+		.size = sizeof(opts), .name = "copied", .desc = &desc, .owner_uid = KVP_UID_SELF, .mode = 0666};
+	struct kvp_ns *ns = NULL;
+
+	trial_desc(&desc);
+	assert_int_equal(kvp_ns_open(t->client, &opts, &ns), 0);
+	return ns;
+}
+
+static unsigned n_mapped(const char *object)
+{
+	FILE *f = fopen("/proc/self/maps", "r");
+	char line[512];
+	unsigned n = 0;
+
+	assert_non_null(f);
+	while (fgets(line, sizeof(line), f))
+		n += strstr(line, object) != NULL;
+	fclose(f);
+	return n;
+}
+
+static void staging_areas_of_daemons_that_are_gone_are_not_kept_mapped(void **state)
+{
+	struct trial *t = *state;
+	struct kvp_ns *ns = copied_ns(t);
+
+	for (uint64_t i = 0; i < 12; i++) {
+		struct kvp_key key = wire_key(i);
+		uint64_t epoch;
+
+		assert_int_equal(trial_put(ns, &key, NULL, i, TRIAL_BLOCK), KVP_PUB_STORED);
+		kvp_state(t->client, &epoch);
+		host_kill(&t->host);
+		trial_start(t);
+		attached_again(t, epoch);
+	}
+	for (unsigned ms = 0; ms < 20000 && n_mapped("stage-") > 1; ms += 10)
+		usleep(10000);
+	assert_true(n_mapped("stage-") <= 1);
+	for (uint64_t i = 0; i < 12; i++) {
+		struct kvp_key key = wire_key(i);
+
+		assert_int_equal(trial_get(ns, &key, i, TRIAL_BLOCK), 1);
+	}
+	kvp_ns_close(ns);
+}
+
 /* A daemon that starts while the lock is free takes the process for dead: what it holds, and what it writes, for free room. */
 static void its_lock_is_held_without_a_gap_over_any_number_of_restarts(void **state)
 {
@@ -140,6 +191,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(
 			its_lock_is_held_without_a_gap_over_any_number_of_restarts, setup, trial_teardown),
+		cmocka_unit_test_setup_teardown(
+			staging_areas_of_daemons_that_are_gone_are_not_kept_mapped, setup, trial_teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
