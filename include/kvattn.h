@@ -384,7 +384,8 @@ KVATTN_API int kvattn_crew_attend(struct kvattn_crew *crew, const struct kvattn_
 /**
  * kvattn_calibrate() - measure how far ahead memory is best asked for here, and do so from now on, in all threads
  *
- * Never needed and never changes a bit; for a machine that is not like those the usual 2048 bytes were measured on.  Takes
+ * Never needed and never changes a bit; for a machine that is not like those the usual distance was measured on
+ * (2048 bytes; 8192 on AMD's: beyond 4096 into the second-level cache).  Takes
  * a second or two of one thread and 64 to 256 MiB meanwhile, on a quiet machine; calls at the same time are right, and
  * disturb it.  Where the environment says KVATTN_AHEAD=bytes (64 to 65536) nothing is measured.
  * Return: the bytes a stream is asked for ahead, also for KVATTN_AHEAD of later processes; -ENOMEM.

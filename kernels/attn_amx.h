@@ -126,10 +126,10 @@ TARGET static void amx_weights(const struct work *w, uint32_t block)
 /* Asks for @n bytes of stream @s ahead of @at. */
 INLINE void stream_fetch(const struct fetch *fetch, uint32_t s, size_t at, size_t n)
 {
-	const char *soon = (at < fetch->turn ? fetch->own : fetch->next)[s] + at;
+	const char *const *soon = (at < fetch->turn ? fetch->own : fetch->next) + s;
 
 	for (size_t o = 0; o < n; o += 64)
-		__builtin_prefetch(soon + o);
+		ask(fetch->far, soon, 1, at + o);
 }
 
 /* A step that is not full goes on with zeros. */

@@ -133,8 +133,7 @@ BYTES_INLINE void bytes_scores_take(const int n_rows, const int n_streams, const
 		__m512i code[2];
 
 		if (fetch)
-			UNROLL for (int s = 0; s < n_streams; s++) __builtin_prefetch(
-				(off < fetch->turn ? fetch->own : fetch->next)[s0 + (uint32_t)s] + off);
+			ask(fetch->far, (off < fetch->turn ? fetch->own : fetch->next) + s0, (uint32_t)n_streams, off);
 		UNROLL for (int s = 0; s < n_streams; s++) code[s] =
 			_mm512_xor_si512(_mm512_permutexvar_epi8(turn, _mm512_loadu_si512(k[s] + off)), half);
 		UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int p = 0; p < DIGITS; p++)
@@ -246,9 +245,9 @@ BYTES_INLINE void bytes_turns_half(const int n_rows, const bool high, const stru
 		__m512i quads[2];
 
 		if (fetch) {
-			const char *soon = (at + QUAD * step <= fetch->turn ? fetch->own : fetch->next)[s] + at;
+			const char *const *soon = (at + QUAD * step <= fetch->turn ? fetch->own : fetch->next) + s;
 
-			UNROLL for (size_t o = 0; o < QUAD; o++) __builtin_prefetch(soon + o * step);
+			UNROLL for (size_t o = 0; o < QUAD; o++) ask(fetch->far, soon, 1, at + o * step);
 		}
 		quads_open(v->base[s] + at, step, high, quads);
 		UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int p = 0; p < DIGITS; p++)

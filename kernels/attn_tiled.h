@@ -26,6 +26,7 @@ struct lanes {
 struct fetch {
 	const char *own[STREAMS], *next[STREAMS];
 	size_t turn;
+	bool far; /* see ask() */
 };
 
 /* The next step's K and V, asked for little by little where many rows work on this one. */
@@ -308,7 +309,7 @@ INLINE uint32_t pair_less(const int type, uint32_t i)
 /* @n dims (all of these constants) at @k and on: scores of @n_rows rows with @n_streams subtiles.  @q: [dim][n_rows] */
 INLINE void scores_dims(const int type, const int n_rows, const uint32_t n_streams, const uint32_t n, const uint32_t d0,
 	const size_t step, const float *q, const char *const *k, size_t at, const char *const *soon, size_t soon_at,
-	vec sum[KEY_ROWS][KEY_VECS])
+	const bool far, vec sum[KEY_ROWS][KEY_VECS])
 {
 	const uint32_t dim_bytes = elem_bytes(type) * SUB_TOKENS, line_dims = dim_bytes >= 64 ? 1 : 64 / dim_bytes;
 
@@ -317,8 +318,7 @@ INLINE void scores_dims(const int type, const int n_rows, const uint32_t n_strea
 		vec key[KEY_VECS];
 
 		if (soon && i % line_dims == 0)
-			UNROLL for (uint32_t s = 0; s < n_streams; s++)
-				__builtin_prefetch(soon[s] + soon_at + i * dim_bytes);
+			ask(far, soon, n_streams, soon_at + i * dim_bytes);
 		UNROLL for (uint32_t j = 0; j < n_streams * SUB_VECS; j++) key[j] = key_vec(type,
 			k[j / SUB_VECS] + at + i * step - pair_less(type, d0 + i) * step, d0 + i, j % SUB_VECS * LANES);
 		UNROLL for (int r = 0; r < n_rows; r++)
@@ -349,10 +349,11 @@ INLINE void scores_take(const int type, const bool wide, const int n_rows, const
 			soon_ask(soon_after);
 		if (fetch)
 			soon = (d * dim_bytes < fetch->turn ? fetch->own : fetch->next) + s0;
-		scores_dims(type, n_rows, n_streams, DIM_STEP, 0, step, q, k, d * step, soon, d * dim_bytes, sum);
+		scores_dims(type, n_rows, n_streams, DIM_STEP, 0, step, q, k, d * step, soon, d * dim_bytes,
+			fetch && fetch->far, sum);
 	}
 	for (; d < dim; d++, q += (uint32_t)n_rows)
-		scores_dims(type, n_rows, n_streams, 1, d, step, q, k, d * step, NULL, 0, sum);
+		scores_dims(type, n_rows, n_streams, 1, d, step, q, k, d * step, NULL, 0, false, sum);
 	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t j = 0; j < n_streams * SUB_VECS; j++)
 		vec_store(score + r * ATTN_TILE + j * LANES, sum[r][j]);
 }
@@ -419,7 +420,7 @@ TARGET static void scores_scale(const struct work *w, const struct lanes *k)
 /* @n_rows rows take in LANES * @n_vecs dims of all values of a chunk, or of those in @mask (by turns). */
 INLINE void turns_take(const int type, const int n_rows, const int n_vecs, const bool all, uint64_t mask,
 	const float *weight, const char *const *v, const size_t step, const char *const *own, const char *const *next,
-	size_t turn, uint32_t dim0, float *acc, size_t acc_stride)
+	size_t turn, const bool far, uint32_t dim0, float *acc, size_t acc_stride)
 {
 	vec sum[VALUE_ROWS][VALUE_VECS];
 
@@ -435,7 +436,7 @@ INLINE void turns_take(const int type, const int n_rows, const int n_vecs, const
 				{
 					if (own)
 						UNROLL for (uint32_t o = 0; o < n_vecs * LANES * elem_bytes(type);
-							    o += 64) __builtin_prefetch(soon[s] + at + o);
+							    o += 64) ask(far, soon + s, 1, at + o);
 					TURN(t, s);
 				}
 			}
@@ -471,10 +472,11 @@ INLINE void turns_chunk(const int type, const int n_rows, const bool all, uint64
 		}
 	}
 	for (; d + VALUE_VECS * LANES <= n; d += VALUE_VECS * LANES)
-		turns_take(type, n_rows, VALUE_VECS, all, mask, weight, base, step, fetch ? own : NULL, next, turn, d,
-			acc + d, acc_stride);
+		turns_take(type, n_rows, VALUE_VECS, all, mask, weight, base, step, fetch ? own : NULL, next, turn,
+			fetch && fetch->far, d, acc + d, acc_stride);
 	for (; d < n; d += LANES)
-		turns_take(type, n_rows, 1, all, mask, weight, base, step, NULL, NULL, 0, d, acc + d, acc_stride);
+		turns_take(
+			type, n_rows, 1, all, mask, weight, base, step, NULL, NULL, 0, false, d, acc + d, acc_stride);
 }
 
 /* All dims of @n_rows rows, chunk by chunk.  @wide: the streams lie in one tile of 64 tokens, by turns. */
@@ -610,7 +612,7 @@ INLINE vec i4_vec(const uint8_t *words, uint32_t i, float step, float least)
 INLINE void part_fetch(const struct fetch *fetch, uint32_t s, uint32_t part, size_t lines)
 {
 	for (size_t o = part * lines; o < (part + 1) * lines; o++)
-		__builtin_prefetch(fetch->next[s] + o * 64);
+		ask(fetch->far, fetch->next + s, 1, o * 64);
 }
 
 INLINE const uint16_t *i4_steps_of(const struct geom_tensor *t, const char *tile)
@@ -873,7 +875,7 @@ TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t n
 	const struct tile *tile = &x->tiles[i];
 	const uint32_t head0 = w->part->rows.head0;
 	const bool one_stream = !tile->sub[1].present && !tile->sub[2].present && !tile->sub[3].present;
-	struct fetch fetch_k, fetch_v;
+	struct fetch fetch_k = {.far = x->ahead > TUNE_NEAR}, fetch_v = fetch_k;
 	struct lanes k, v;
 
 	lanes_open(x, tile, &x->k, head0 + h, w->k_copy, &k);

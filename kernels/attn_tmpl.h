@@ -23,6 +23,7 @@
 
 #include "attn.h"
 #include "geom.h"
+#include "tune.h"
 
 #define STREAMS 4u
 #define SUB_TOKENS 16u
@@ -72,6 +73,7 @@ struct ahead {
 	const struct stream *next;
 	uint32_t next_tokens;
 	uint32_t next_bytes;
+	bool far; /* see ask() */
 };
 
 struct work {
@@ -406,10 +408,23 @@ INLINE uint32_t elem_bytes(const int type)
 	return type == KVATTN_F32 ? 4 : type == KVATTN_I8 || type == KVATTN_FP8_E4M3 ? 1 : 2;
 }
 
-INLINE void prefetch_row(const char *row, uint32_t bytes)
+/* A line of each of @n streams.  @far: into the second-level cache, see TUNE_NEAR. */
+INLINE void ask(const bool far, const char *const *from, const uint32_t n, size_t at)
 {
+	if (far)
+		UNROLL for (uint32_t s = 0; s < n; s++) __builtin_prefetch(from[s] + at, 0, 2);
+	else
+		UNROLL for (uint32_t s = 0; s < n; s++) __builtin_prefetch(from[s] + at);
+}
+
+/* @bytes of each stream from token @t on. */
+INLINE void ask_rows(const bool far, const struct stream *from, uint32_t t, uint32_t bytes)
+{
+	const char *row[STREAMS];
+
+	UNROLL for (uint32_t s = 0; s < STREAMS; s++) row[s] = from->base[s] + t * from->stride[s];
 	for (uint32_t at = 0; at < bytes; at += 64)
-		__builtin_prefetch(row + at);
+		ask(far, row, STREAMS, at);
 }
 
 /* Scores of @n_rows rows (a constant) with all 64 keys. */
@@ -436,7 +451,7 @@ INLINE void keys_take(const int type, const int n_rows, const float *q, const ui
 			vec key[STREAMS];
 
 			if (d * elem % 64 == 0)
-				UNROLL for (uint32_t s = 0; s < STREAMS; s++) __builtin_prefetch(soon[s] + d * elem);
+				ask(ahead->far, soon, STREAMS, d * elem);
 			UNROLL for (uint32_t s = 0; s < STREAMS; s++) key[s] = row_vec(type, row[s], d);
 			UNROLL for (int r = 0; r < n_rows; r++)
 			{
@@ -801,11 +816,9 @@ INLINE void values_prefetch(const struct stream *v, const struct ahead *ahead, u
 	const uint32_t own = t + ahead->tokens, next = t + ahead->next_tokens - SUB_TOKENS;
 
 	if (first && own < SUB_TOKENS)
-		UNROLL for (uint32_t s = 0; s < STREAMS; s++)
-			prefetch_row(v->base[s] + own * v->stride[s], ahead->row_bytes);
+		ask_rows(ahead->far, v, own, ahead->row_bytes);
 	if (last && next < SUB_TOKENS)
-		UNROLL for (uint32_t s = 0; s < STREAMS; s++)
-			prefetch_row(ahead->next->base[s] + next * ahead->next->stride[s], ahead->next_bytes);
+		ask_rows(ahead->far, ahead->next, next, ahead->next_bytes);
 }
 
 /* @n_rows rows take in LANES * @n_vecs dims (both constants) of all values, or of those in @mask. */
@@ -959,12 +972,13 @@ static void tile_take(const struct work *w, const struct tile *tile, const struc
 	const uint32_t n_heads = w->part->rows.n_heads, head0 = w->part->rows.head0;
 	const uint32_t k_bytes = tk.dim * tk.elem, v_bytes = tv.dim * tv.elem;
 	const uint32_t k_tokens = ahead_tokens(w, k_bytes), v_tokens = ahead_tokens(w, v_bytes);
+	const bool far = w->part->call->ahead_bytes > TUNE_NEAR;
 
 	for (uint32_t h = 0; h < n_heads; h++) {
 		const bool last = h + 1 == n_heads;
 		struct stream k, v, soon;
-		const struct ahead ahead_k = {k_tokens, k_bytes, &v, v_tokens, v_bytes};
-		const struct ahead ahead_v = {v_tokens, v_bytes, &soon, k_tokens, k_bytes};
+		const struct ahead ahead_k = {k_tokens, k_bytes, &v, v_tokens, v_bytes, far};
+		const struct ahead ahead_v = {v_tokens, v_bytes, &soon, k_tokens, k_bytes, far};
 
 		stream_open(w, tile, &tk, head0 + h, w->k_copy, &k);
 		stream_open(w, tile, &tv, head0 + h, w->v_copy, &v);

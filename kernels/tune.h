@@ -6,6 +6,8 @@
 
 #define TUNE_AHEAD_MIN 64u
 #define TUNE_AHEAD_MAX 65536u
+#define TUNE_NEAR \
+	4096u /* what is asked for farther ahead goes into the second-level cache: four streams would fill the first */
 
 /** tune_ahead() - bytes of a stream that are prefetched before they are used: KVATTN_AHEAD, what kvattn_calibrate() found,
  *  else the usual; any thread */

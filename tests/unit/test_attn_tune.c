@@ -89,7 +89,7 @@ static void what_is_measured_is_used_and_what_is_told_is_not_measured(void **sta
 		skip();
 	}
 	best = kvattn_calibrate();
-	assert_in_range(best, 1024, 6144);
+	assert_in_range(best, 1024, 8192);
 	assert_int_equal(tune_ahead(), best);
 }
 
