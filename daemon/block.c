@@ -632,14 +632,14 @@ bool block_drop_slab(struct ns *ns, struct slab *slab)
 	for (uint32_t i = 0; i < slab->n_slots; i++) {
 		uint64_t slot = (uint64_t)slab->place * ns->head->slots_per_slab + i;
 		enum kvp_block_state state = kvp_word_state(block_word(ns, slot));
+		bool granted = state == KVP_BLOCK_GRANTED || (state == KVP_BLOCK_TAKEN && slab->slots[i].who);
+		bool dead_read = state == KVP_BLOCK_TAKEN && !granted && ns->d->old_io; /* a dead daemon's */
 
-		if (slab->slots[i].io || state == KVP_BLOCK_RESTORING) {
+		if (slab->slots[i].io || state == KVP_BLOCK_RESTORING || dead_read) {
 			done = false;
-		} else if (state == KVP_BLOCK_GRANTED || (state == KVP_BLOCK_TAKEN && slab->slots[i].who)) {
+		} else if (granted) {
 			grant_unlink(slab->slots[i].who, slot);
 			block_free(ns, slot);
-		} else if (state == KVP_BLOCK_TAKEN && ns->d->old_io) {
-			done = false; /* a dead daemon's read */
 		} else if (state == KVP_BLOCK_TAKEN) {
 			block_free(ns, slot); /* who pins it holds nothing any more */
 		} else if (state == KVP_BLOCK_PUBLISHED) {

@@ -71,16 +71,22 @@ static int replay_set(struct replay_input *in, int c)
 		return 0;
 	case OPT_POLICY:
 		i = name_index(policies, 3, optarg);
+		if (i < 0)
+			return option_wrong(&in->options, "--policy", optarg, "lru, learned or unguarded");
 		in->play.policy = (enum replay_policy)i;
-		return i < 0 ? option_wrong(&in->options, "--policy", optarg, "lru, learned or unguarded") : 0;
+		return 0;
 	case OPT_STORE:
 		i = name_index(stores, 2, optarg);
+		if (i < 0)
+			return option_wrong(&in->options, "--store", optarg, "chosen or log");
 		in->play.store = (enum replay_store)i;
-		return i < 0 ? option_wrong(&in->options, "--store", optarg, "chosen or log") : 0;
+		return 0;
 	case OPT_ADMIT:
 		i = name_index(admissions, 3, optarg);
+		if (i < 0)
+			return option_wrong(&in->options, "--admit", optarg, "all, reused or chance");
 		in->play.admission = (enum admission_kind)i;
-		return i < 0 ? option_wrong(&in->options, "--admit", optarg, "all, reused or chance") : 0;
+		return 0;
 	case OPT_HINTS:
 		return share_parse(optarg, &in->play.hints_wrong) < 0
 			       ? option_wrong(&in->options, "--hints", optarg, "the share that is wrong, from 0 to 1")
