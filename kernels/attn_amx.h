@@ -157,7 +157,7 @@ static void keys_rest(const struct tiled *x, const struct tile *tile, const stru
 			if (fetch) \
 				stream_fetch(fetch, s, (size_t)j *STEP_BYTES, STEP_BYTES); \
 			_tile_loadd( \
-				5, j < full ? k->base[s] + (size_t)j * STEP_BYTES : x->w.k_rest + s * STEP_BYTES, 64); \
+				5, j < full ? k->base[s] + (size_t)j * STEP_BYTES : x->w.k_rest + (s)*STEP_BYTES, 64); \
 			_tile_dpbf16ps(s, 4, 5); \
 		} \
 	} while (0)

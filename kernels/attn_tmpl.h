@@ -707,13 +707,13 @@ TARGET static struct bend bend_open(const struct work *w, const struct tile *til
 TARGET static void bend_row(const struct work *w, const struct tile *tile, uint32_t h, uint32_t r, struct bend *bend)
 {
 	const struct attn_part *part = w->part;
-	const uint32_t group = part->call->group;
+	const uint32_t group = part->call->group, query = r / group;
 
 	if (!bend->distance)
 		return;
 	bend->slope = part->call->opts.alibi_slopes[(part->rows.head0 + h) * group + r % group];
-	bend->to_tile = (float)(attn_part_seq(part, r / group)->pos0 + (int64_t)attn_part_row(part, r / group) -
-				tile->sub[0].pos);
+	bend->to_tile =
+		(float)(attn_part_seq(part, query)->pos0 + (int64_t)attn_part_row(part, query) - tile->sub[0].pos);
 }
 
 /* @seen: by query */

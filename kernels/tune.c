@@ -149,7 +149,7 @@ static uint32_t trial_best(const struct trial *trial)
 {
 	const uint32_t tried[] = {ahead_usual(), 1024, 1536, AHEAD_NEAR, 2560, 3072, 4096, AHEAD_FAR};
 	enum { N = sizeof(tried) / sizeof(tried[0]) };
-	double least[N];
+	double least[N] = {0};
 	uint32_t best = 0;
 
 	for (uint32_t round = 0; round < ROUNDS; round++)
