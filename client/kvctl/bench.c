@@ -37,7 +37,7 @@ static const struct bench_kind {
 } kinds[] = {
 	{"pin", bench_pin, 5 * GIB, 0, NULL, false}, {"publish", bench_publish, GIB, 0, NULL, false},
 	{"share", bench_share, GIB + 256 * MIB, 0, NULL, false},
-	{"spill", bench_spill, 1280 * MIB, 1280 * MIB, (const unsigned[]){1, 8, 32, 0}, false},
+	{"spill", bench_spill, 1600 * MIB, 1600 * MIB, (const unsigned[]){1, 8, 32, 0}, false},
 	{"start", bench_start, 0, 0, NULL, true}, {"attn", bench_attn, 512 * MIB, 0, NULL, false},
 	{"sparse", bench_sparse, 128 * MIB, GIB, NULL,
 		false}, /* in slabs of 64 MiB: one for the blocks, half of what there are */

@@ -79,7 +79,8 @@ static void daemon_exec(const struct bench_daemon *daemon, uint64_t pool_bytes, 
 	unsetenv("NOTIFY_SOCKET");
 	execlp(program_path("kvpoold", path), "kvpoold", "--socket", daemon->socket, "--name", daemon->name, "--pool",
 		pool, "--spill", spill_bytes ? spill : "off", "--spill-depth", depth_text, "--spill-compress", "none",
-		"--log-level", "err", (char *)NULL); /* fio compresses nothing either */
+		"--spill-scrub", "0", "--log-level", "err",
+		(char *)NULL); /* fio neither compresses nor reads what is cold beside */
 	fprintf(stderr, "cannot run %s: %s\n", path, strerror(errno));
 	_exit(127);
 }

@@ -3,6 +3,10 @@
  *
  * Disks vary by a factor of four within minutes: a round of ours and two of fio's are taken in turns, and the band in which
  * fio is beside itself is told with each row.  Where that band is wider than what is to be shown, no target is set.
+ *
+ * A cgroup's limit lets through what a tenth of a second is worth at once, and then as much each tenth of a second: the time
+ * of one pass is a stair of its bytes, on which a few more cost nothing or a whole step.  So passes differ in length, round
+ * by round, over one step, and what is told is the time of all rounds together.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>
@@ -24,8 +28,9 @@
 
 #define KIB ((uint64_t)1024)
 #define MIB (1024 * KIB)
-#define VOLUME_MAX (384 * MIB) /* of one pass: a device with a speed limit lets some tens of MiB through before it */
+#define VOLUME_MAX (480 * MIB) /* of the longest pass */
 #define VOLUME_MIN (32 * MIB)
+#define VOLUME_STEP (96 * MIB) /* a tenth of a second at 1 GB/s: the shortest pass is so much shorter */
 #define FILL_MAX (8192 * MIB)
 #define BATCH 64u
 #define WAIT_NS 60000000000ull
@@ -44,7 +49,8 @@ struct spill_bench {
 	struct bench *bench;
 	struct load load;
 	char file[320]; /* fio's */
-	uint64_t volume; /* bytes of one pass */
+	uint64_t most; /* bytes of the longest pass */
+	uint64_t volume; /* of the pass that is taken */
 	bool fio;
 	int pid; /* of the daemon */
 	double hash_ns_per_byte;
@@ -54,6 +60,7 @@ struct spill_bench {
 
 /* One round, MB/s: [0] spill, [1] restore. */
 struct spill_round {
+	uint64_t bytes;
 	double ours[2], fio[2], again[2];
 	double ring_us[2]; /* of small blocks: by a bare ring; else 0 */
 };
@@ -173,12 +180,21 @@ static void ring_pass(const struct spill_bench *s, uint64_t block_bytes, double 
 		us[side] = bench_ring_us(s->file, side == 0, block_bytes, s->bench->depth, s->volume);
 }
 
+/* The last one is the longest; whole blocks of each size. */
+static uint64_t round_volume(const struct spill_bench *s, unsigned i)
+{
+	uint64_t less = VOLUME_STEP * (s->bench->pairs - 1 - i) / s->bench->pairs;
+
+	return s->most > 2 * VOLUME_STEP ? s->most - less / (2 * MIB) * (2 * MIB) : s->most;
+}
+
 /* Who comes first changes from round to round. */
 static int take_round(struct spill_bench *s, unsigned i, uint64_t block_bytes, struct spill_round *round)
 {
 	int r = 0;
 
 	memset(round, 0, sizeof(*round));
+	s->volume = round->bytes = round_volume(s, i);
 	if (i % 2)
 		fio_pass(s, block_bytes, round->fio);
 	r = our_pass(s, block_bytes, round->ours);
@@ -189,50 +205,58 @@ static int take_round(struct spill_bench *s, unsigned i, uint64_t block_bytes, s
 	return r;
 }
 
-/* Microseconds a block of ours beside fio's: the median of the ratios within the rounds, on fio's median. */
+/* Microseconds a block of all rounds together, the @n speeds in MB/s; 0: one of them failed. */
+static double block_us(const struct spill_round *rounds, const double *speeds, unsigned n, uint64_t block_bytes)
+{
+	double us = 0, blocks = 0;
+
+	for (unsigned i = 0; i < n; i++) {
+		if (speeds[i] <= 0)
+			return 0;
+		us += (double)rounds[i].bytes / speeds[i];
+		blocks += (double)(rounds[i].bytes / block_bytes);
+	}
+	return us / blocks;
+}
+
 static void size_row(struct spill_bench *s, uint64_t block_bytes, unsigned side, const struct spill_round *rounds)
 {
-	double ours[BENCH_PAIRS_MAX], fio[BENCH_PAIRS_MAX], ratio[BENCH_PAIRS_MAX], band[BENCH_PAIRS_MAX];
+	double ours[BENCH_PAIRS_MAX], fio[BENCH_PAIRS_MAX], band[BENCH_PAIRS_MAX];
 	const char *name = side == 0 ? "spill" : "restore";
 	unsigned n = s->bench->pairs;
-	double limit, low, high;
+	double us, limit, low, high;
 	char text[64] = "";
 
 	for (unsigned i = 0; i < n; i++) {
-		ours[i] = rounds[i].ours[side] > 0 ? (double)block_bytes / rounds[i].ours[side] : 0;
-		fio[i] = rounds[i].fio[side] > 0 ? (double)block_bytes / rounds[i].fio[side] : 0;
-		ratio[i] = fio[i] > 0 ? ours[i] / fio[i] : 0;
+		ours[i] = rounds[i].ours[side];
+		fio[i] = rounds[i].fio[side];
 		band[i] = rounds[i].again[side] > 0 ? rounds[i].fio[side] / rounds[i].again[side] : 0;
-	}
-	if (!s->fio) {
-		bench_row(s->bench, "us", load_median(ours, n), NULL, 0, BENCH_NO_TARGET, "%s %" PRIu64 " KiB x %u",
-			name, block_bytes / KIB, s->bench->depth);
-		return;
 	}
 	load_median(band, n); /* sorts them */
 	low = band[n / 4];
 	high = band[n - 1 - n / 4];
 	snprintf(text, sizeof(text), "fio (beside itself %.2f-%.2f)", low, high);
-	limit = high - low > 2 * BAND ? BENCH_NO_TARGET : TARGET;
-	bench_row(s->bench, "us", load_median(fio, n) * load_median(ratio, n), text, load_median(fio, n), limit,
+	us = block_us(rounds, fio, n, block_bytes);
+	limit = us <= 0 || high - low > 2 * BAND ? BENCH_NO_TARGET : TARGET;
+	bench_row(s->bench, "us", block_us(rounds, ours, n, block_bytes), s->fio ? text : NULL, us, limit,
 		"%s %" PRIu64 " KiB x %u", name, block_bytes / KIB, s->bench->depth);
 }
 
 /* What of that is of the records and not of who moves them. */
 static void ring_row(struct spill_bench *s, uint64_t block_bytes, unsigned side, const struct spill_round *rounds)
 {
-	double fio[BENCH_PAIRS_MAX], ratio[BENCH_PAIRS_MAX];
+	double ring[BENCH_PAIRS_MAX], fio[BENCH_PAIRS_MAX], us;
 	const char *name = side == 0 ? "spill" : "restore";
 	unsigned n = s->bench->pairs;
 
 	for (unsigned i = 0; i < n; i++) {
-		if (rounds[i].ring_us[side] <= 0 || rounds[i].fio[side] <= 0)
-			return;
-		fio[i] = (double)block_bytes / rounds[i].fio[side];
-		ratio[i] = rounds[i].ring_us[side] / fio[i];
+		ring[i] = rounds[i].ring_us[side] > 0 ? (double)block_bytes / rounds[i].ring_us[side] : 0;
+		fio[i] = rounds[i].fio[side];
 	}
-	bench_row(s->bench, "us", load_median(fio, n) * load_median(ratio, n), "fio", load_median(fio, n),
-		BENCH_NO_TARGET, "a bare ring: %s %" PRIu64 " KiB x %u", name, block_bytes / KIB, s->bench->depth);
+	us = block_us(rounds, ring, n, block_bytes);
+	if (us > 0)
+		bench_row(s->bench, "us", us, "fio", block_us(rounds, fio, n, block_bytes), BENCH_NO_TARGET,
+			"a bare ring: %s %" PRIu64 " KiB x %u", name, block_bytes / KIB, s->bench->depth);
 }
 
 static int size_measure(struct spill_bench *s, uint64_t block_bytes)
@@ -247,7 +271,7 @@ static int size_measure(struct spill_bench *s, uint64_t block_bytes)
 	/* no more in stock than a small part of the pool */
 	r = load_open(&s->load, s->bench->socket, name, block_bytes, (uint32_t)(16 * MIB / block_bytes));
 	if (!r)
-		r = take_round(s, 0, block_bytes, &rounds[0]); /* the first one grows files and touches memory */
+		r = take_round(s, s->bench->pairs - 1, block_bytes, &rounds[0]); /* grows files and touches memory */
 	for (unsigned i = 0; !r && i < s->bench->pairs; i++)
 		r = take_round(s, i, block_bytes, &rounds[i]);
 	load_close(&s->load);
@@ -412,7 +436,7 @@ int bench_spill(struct bench *bench)
 	if (r)
 		return r;
 	s.pid = pool.header.daemon_pid;
-	s.volume = pass_volume(bench);
+	s.volume = s.most = pass_volume(bench);
 	s.hash_ns_per_byte = hash_cost();
 	snprintf(s.file, sizeof(s.file), "%s/kvctl-bench-%d", bench->spill_dir, (int)getpid());
 	r = fill_store(&s);
