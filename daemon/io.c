@@ -49,7 +49,7 @@
 #define IO_PUSH_BYTES (256u << 10) /* so much is worth a system call of its own */
 #define IO_WRITE_BYTES (8u << 20) /* more at once makes no device faster that we know, and a read waits behind it */
 #define IO_WRITE_BYTES_READ (2u << 20) /* while somebody reads: each MiB is a millisecond to wait at 1 GB/s */
-#define IO_READ_NS 20000000ull /* somebody does for so long after a read began */
+#define IO_READ_NS 1000000000ull /* somebody does for so long after a read began: who reads once soon reads again */
 #define IO_JOINED_MAX 32 /* operations that share the place of another one, all together */
 
 struct io {

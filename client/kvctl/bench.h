@@ -97,7 +97,7 @@ double bench_ring_us(const char *file, bool write, uint64_t block_bytes, unsigne
 bool bench_fio_there(void);
 /** bench_fio_speed() - MB/s of @bytes of @file in pieces of @block_bytes, @depth at once; writes with their flush. 0: it failed. */
 double bench_fio_speed(const char *file, bool write, uint64_t block_bytes, unsigned depth, uint64_t bytes);
-/** bench_fio_p99_us() - of reads one after the other, alone or beside writes, 32 at once */
-double bench_fio_p99_us(const char *file, uint64_t block_bytes, uint64_t bytes, bool beside_writes);
+/** bench_fio_p99_us() - of reads one after the other, a pause of a millisecond between: no limit of the device's is met */
+double bench_fio_p99_us(const char *file, uint64_t block_bytes, uint64_t bytes);
 
 #endif

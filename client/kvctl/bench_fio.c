@@ -71,7 +71,7 @@ double bench_fio_speed(const char *file, bool write, uint64_t block_bytes, unsig
 	return ms > 0 ? moved / 1e3 / ms : 0;
 }
 
-double bench_fio_p99_us(const char *file, uint64_t block_bytes, uint64_t bytes, bool beside_writes)
+double bench_fio_p99_us(const char *file, uint64_t block_bytes, uint64_t bytes)
 {
 	char arguments[800];
 	const json_t *list;
@@ -80,8 +80,8 @@ double bench_fio_p99_us(const char *file, uint64_t block_bytes, uint64_t bytes, 
 
 	snprintf(arguments, sizeof(arguments),
 		"--filename='%s' --bs=%" PRIu64 " --size=%" PRIu64
-		" --time_based --runtime=2 --name=r --rw=randread --iodepth=1%s",
-		file, block_bytes, bytes, beside_writes ? " --name=w --rw=write --iodepth=32" : "");
+		" --time_based --runtime=2 --name=r --rw=randread --iodepth=1 --thinktime=1000",
+		file, block_bytes, bytes);
 	json = fio_run(arguments);
 	list = json_object_get(json_object_get(json_object_get(fio_job(json, 0), "read"), "clat_ns"), "percentile");
 	ns = json_number_value(json_object_get(list, "99.000000"));

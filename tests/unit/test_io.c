@@ -552,6 +552,47 @@ static void fewer_bytes_are_being_written_while_somebody_reads(void **state)
 	free(sink);
 }
 
+/* The next read of who reads now and then is not to find a full queue of writes. */
+static void soon_after_a_read_few_bytes_are_being_written(void **state)
+{
+	enum { LONG = 3 << 20 };
+	struct fixture *f = *state;
+	uint8_t *bytes = calloc(1, LONG), *sink = malloc(LONG);
+	struct job reader = job_of(IO_READ, f->fd, 0, f->in, 4096), slow, quick;
+	uint64_t deadline = loop_now() + 20 * SECOND, read_ns;
+	int pipes[2];
+
+	assert_non_null(bytes);
+	assert_non_null(sink);
+	assert_int_equal(put(f, f->fd, 0, f->out, 4096), 4096);
+	assert_int_equal(pipe(pipes), 0); /* a slow device */
+	slow = job_of(IO_WRITE, pipes[1], 0, bytes, LONG);
+	quick = job_of(IO_WRITE, f->fd, 0, f->out, 4096); /* would end at once */
+	read_ns = loop_now();
+	job_start(f, &reader);
+	while (!reader.n_done && loop_now() < deadline)
+		io_wait(f->io, loop_now() + SECOND / 10);
+	usleep(100000);
+	job_start(f, &slow);
+	job_start(f, &quick);
+	io_wait(f->io, loop_now() + SECOND / 10);
+	if (loop_now() - read_ns < SECOND) /* else we stood still */
+		assert_int_equal(io_in_flight(f->io), 2);
+	fcntl(pipes[0], F_SETFL, O_NONBLOCK);
+	while (io_in_flight(f->io) && loop_now() < deadline) {
+		if (read(pipes[0], sink, LONG) < 0)
+			usleep(1000);
+		io_reap(f->io);
+	}
+	assert_int_equal(reader.res, 4096);
+	assert_int_equal(slow.res, LONG);
+	assert_int_equal(quick.res, 4096);
+	close(pipes[0]);
+	close(pipes[1]);
+	free(bytes);
+	free(sink);
+}
+
 static bool pipe_is_emptied(int fd, uint64_t deadline)
 {
 	int left = 1;
@@ -1376,6 +1417,7 @@ int main(void)
 		RING(writes_that_hang_leave_places_to_reads),
 		RING(no_more_bytes_are_being_written_than_a_device_needs),
 		RING(fewer_bytes_are_being_written_while_somebody_reads),
+		RING(soon_after_a_read_few_bytes_are_being_written),
 		RING(small_ones_that_lie_side_by_side_share_a_place),
 		ALL(a_stream_of_reads_does_not_stop_a_write_for_ever),
 		ALL(offsets_beyond_2_and_4_gib_are_exact),

@@ -134,7 +134,7 @@ static void an_eighth_of_the_blocks_is_nearly_all_of_attention(void **state)
 	assert_nothing_left(f->pid);
 }
 
-/* PATH with a fio that always tells the same, or with none. */
+/* PATH with a fio that always tells the same and notes what it was asked for, and beside whom; or with none. */
 static void given_fio(const char *answer)
 {
 	char dir[] = "/var/tmp/kvt-fio-XXXXXX", path[64], both[128];
@@ -145,7 +145,11 @@ static void given_fio(const char *answer)
 	if (answer) {
 		script = fopen(path, "w");
 		assert_non_null(script);
-		fprintf(script, "#!/bin/sh\necho 'fio: a word before'\necho '%s'\n", answer);
+		fprintf(script,
+			"#!/bin/sh\necho \"$*\" >>%s/asked\n"
+			"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -ao 'kvpoold --socket.*' >>%s/asked\n"
+			"echo 'fio: a word before'\necho '%s'\n",
+			dir, dir, answer);
 		fclose(script);
 		assert_int_equal(chmod(path, 0700), 0);
 	}
@@ -159,6 +163,8 @@ static void fio_taken_away(void)
 
 	snprintf(dir, sizeof(dir), "%.*s", (int)strcspn(getenv("PATH"), ":"), getenv("PATH"));
 	snprintf(path, sizeof(path), "%s/fio", dir);
+	unlink(path);
+	snprintf(path, sizeof(path), "%s/asked", dir);
 	unlink(path);
 	snprintf(path, sizeof(path), "%s/kvbench-ring", dir);
 	unlink(path);
@@ -220,6 +226,38 @@ static void spill_stands_beside_fio_at_each_size(void **state)
 	assert_int_equal(n, 8);
 	assert_int_equal(n_ring, 4);
 	json_decref(rows);
+}
+
+/* A limit gives what it allows by the tenth of a second, and a read of anybody's before a pass gives it more at once. */
+static void passes_of_spill_differ_over_a_step_of_a_limit_and_nothing_scrubs_beside(void **state)
+{
+	uint64_t least = UINT64_MAX, most = 0;
+	struct fake *f = *state;
+	bool scrubs = true;
+	char path[80], line[16384];
+	FILE *asked;
+
+	need_kvpoold();
+	given_fio("{\"jobs\": [{\"job_runtime\": 200, \"read\": {\"runtime\": 100, \"io_bytes\": 100000000}, "
+		  "\"write\": {\"runtime\": 100, \"io_bytes\": 100000000}}]}");
+	assert_in_range(run(f, "bench", "spill", "--self", "--json", "--pairs", "2", "--depth", "8"), 0, 1);
+	snprintf(path, sizeof(path), "%.*s/asked", (int)strcspn(getenv("PATH"), ":"), getenv("PATH"));
+	asked = fopen(path, "r");
+	assert_non_null(asked);
+	while (fgets(line, sizeof(line), asked)) {
+		const char *size = strstr(line, "--size=");
+
+		if (strstr(line, "--name bench-") && strstr(line, "--spill-scrub 0 "))
+			scrubs = false;
+		if (strncmp(line, "--ioengine", 10) || !size)
+			continue;
+		least = strtoull(size + 7, NULL, 10) < least ? strtoull(size + 7, NULL, 10) : least;
+		most = strtoull(size + 7, NULL, 10) > most ? strtoull(size + 7, NULL, 10) : most;
+	}
+	fclose(asked);
+	fio_taken_away();
+	assert_false(scrubs);
+	assert_int_equal(most - least, 48 << 20); /* two rounds: half a step between them */
 }
 
 static void without_fio_it_is_said_and_no_yardstick_made_up(void **state)
@@ -383,6 +421,7 @@ int main(void)
 		test(attention_over_the_pool_is_that_over_private_memory),
 		test(an_eighth_of_the_blocks_is_nearly_all_of_attention),
 		test(spill_stands_beside_fio_at_each_size),
+		test(passes_of_spill_differ_over_a_step_of_a_limit_and_nothing_scrubs_beside),
 		test(without_fio_it_is_said_and_no_yardstick_made_up),
 		test(starts_stand_beside_plain_memory_and_every_record_is_found),
 		test(an_ordinary_user_may_measure_too),
