@@ -359,7 +359,7 @@ check-vm: deps ## boot virtual machines with systemd and run kvpool there as a s
 
 # Only what knows nothing of the pool: kernels and their tests, with as much of cmocka as they use.
 ARM := $(BUILD)/arm
-ARM_TESTS := test_attn_numeric test_attn_block
+ARM_TESTS := test_attn_numeric test_attn_block test_attn_reference test_attn_promise
 .PHONY: check-arm
 check-arm: deps-build ## libkvattn for 64-bit ARM, and its numeric tests under an emulator
 	$(call install_missing,gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)

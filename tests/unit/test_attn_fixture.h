@@ -33,12 +33,17 @@
 #else
 #define SANITIZED 0
 #endif
+#if SANITIZED || defined(KVPOOL_TEST_ARM_CMOCKA_H) /* or emulated: less of what takes minutes else */
+#define SLOW 1
+#else
+#define SLOW 0
+#endif
 
 /* Sums for comparison: out of the thread sanitizer's sight, too slow. */
 #define NO_TSAN __attribute__((no_sanitize("thread")))
 
 static const uint32_t attn_types[] = {KVATTN_F32, KVATTN_F16, KVATTN_BF16};
-#if SANITIZED /* a third of the time: minutes each else */
+#if SLOW
 static const uint32_t attn_block_sizes[] = {1, 32};
 #else
 static const uint32_t attn_block_sizes[] = {1, 16, 32, 64, 256};
@@ -242,6 +247,8 @@ static inline int levels_run(char **argv)
 	static const char *const levels[] = {"scalar", "avx2", "avx512", "avx512vnni", "avx512amx"};
 	int failed = 0;
 
+	if (getenv("ATTN_ONLY")) /* an emulator takes minutes for all of them */
+		cmocka_set_test_filter(getenv("ATTN_ONLY"));
 	if (getenv("KVATTN_ISA")) {
 		if (strcmp(getenv("KVATTN_ISA"), kvattn_isa_name()) == 0)
 			return -1;

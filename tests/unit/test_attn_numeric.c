@@ -1040,8 +1040,6 @@ int main(int argc, char **argv)
 	};
 	const int r = levels_run(argv);
 
-	if (getenv("ATTN_ONLY")) /* an emulator takes minutes for all of them */
-		cmocka_set_test_filter(getenv("ATTN_ONLY"));
 	(void)argc;
 	if (SANITIZED && r < 0)
 		print_message("blocks of 1 and 32 tokens only: a sanitizer is that slow\n");
