@@ -1,7 +1,7 @@
 /*
  * attn_vec.h - rows of numbers to and from f32, for one instruction set with vectors; included before attn_tmpl.h
  *
- * Same bits as half.h, which also does what is left over of a vector's length.
+ * Same bits as half.h (NaN of fp8: as NaN), which also does what is left over of a vector's length.
  */
 #include <string.h>
 
@@ -51,10 +51,14 @@ TARGET static void tmpl_load(uint32_t type, float *to, const void *from, size_t 
 		return;
 	}
 	if (type == KVATTN_FP8_E4M3) {
+		for (; i + LANES <= n; i += LANES)
+			vec_store(to + i, vec_load_e4m3((const uint8_t *)from + i));
 		for (; i < n; i++)
 			to[i] = half_e4m3_to(((const uint8_t *)from)[i]);
 		return;
 	}
+	for (; i + LANES <= n; i += LANES)
+		vec_store(to + i, vec_load_bf16(half + i));
 	for (; i < n; i++)
 		to[i] = half_bf16_to(half[i]);
 }
