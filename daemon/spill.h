@@ -159,6 +159,9 @@ int spill_read(struct spill *spill, spill_place place, const struct spill_record
 /** spill_forget() - the caller no longer knows this record (gone() is not called) */
 void spill_forget(struct spill *spill, spill_place place);
 
+/** spill_passed() - how much of the log, 0 to 1, was written since the record: at 1 its segment is the next to go, about */
+double spill_passed(const struct spill *spill, spill_place place);
+
 /** spill_give_up() - let the oldest full segment go in which all that was written is of namespaces that agree. Return: there was one. */
 bool spill_give_up(struct spill *spill, bool (*agrees)(void *owner, uint64_t ns_id), void *owner);
 

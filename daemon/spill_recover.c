@@ -410,6 +410,8 @@ static int tell_begin(struct spill *spill)
 		if (spill->segments[i].state == SEGMENT_FULL)
 			spill->order[spill->n_order++] = (struct order){spill->segments[i].sequence, i};
 	qsort(spill->order, spill->n_order, sizeof(*spill->order), order_compare);
+	for (uint32_t k = 0; k < spill->n_order; k++)
+		spill->segments[spill->order[k].segment].turn = spill->n_opened++;
 	if (spill->n_order)
 		segment_continue(spill, spill->order[spill->n_order - 1].segment);
 	return 0;

@@ -31,18 +31,32 @@ spill_place segment_place(const struct spill *spill, uint32_t i, uint32_t record
 	       (uint64_t)i << PLACE_RECORD_BITS | (record + 1);
 }
 
+static uint32_t place_segment(spill_place place)
+{
+	return (uint32_t)(place >> PLACE_RECORD_BITS & ((1u << PLACE_SEGMENT_BITS) - 1));
+}
+
 struct record *segment_find(struct spill *spill, spill_place place, uint32_t *i)
 {
 	uint32_t record = (uint32_t)(place & ((1u << PLACE_RECORD_BITS) - 1));
 	struct segment *segment;
 
-	*i = (uint32_t)(place >> PLACE_RECORD_BITS & ((1u << PLACE_SEGMENT_BITS) - 1));
+	*i = place_segment(place);
 	if (!record-- || *i >= spill->n_segments)
 		return NULL;
 	segment = &spill->segments[*i];
 	if (record >= segment->n_records || segment_place(spill, *i, record) != place)
 		return NULL;
 	return &segment->records[record];
+}
+
+/* By segments; until the file is as long as it may be none has to go. */
+double spill_passed(const struct spill *spill, spill_place place)
+{
+	uint32_t i = place_segment(place), n = spill->health.short_of_room ? spill->n_present : spill->n_segments;
+	uint64_t since = i < spill->n_segments ? spill->n_opened - 1 - spill->segments[i].turn : 0;
+
+	return since < n ? (double)since / n : 1;
 }
 
 /* ---- records ---- */
@@ -155,6 +169,7 @@ static void segment_open(struct spill *spill, uint32_t i)
 	segment->n_records = segment->n_kills = 0;
 	segment->used = SPILL_PAGE;
 	segment->sequence = spill->next_sequence++;
+	segment->turn = spill->n_opened++;
 	segment->key_id = spill->opts.keys ? spill->opts.keys->keys[0].id : 0;
 	segment->dirty = segment->flush_failed = segment->sealed = false;
 	spill->open = i;

@@ -517,6 +517,13 @@ int spill_set_read(struct spill_set *set, spill_place place, const struct spill_
 	return spill ? spill_read(spill, place, record, data, done, owner) : -ENODEV;
 }
 
+double spill_set_passed(const struct spill_set *set, spill_place place)
+{
+	const struct spill *spill = set_store(set, place);
+
+	return spill ? spill_passed(spill, place) : 0;
+}
+
 void spill_set_forget(struct spill_set *set, spill_place place)
 {
 	struct spill *spill = set_store(set, place);

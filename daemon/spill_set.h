@@ -36,6 +36,7 @@ const struct spill_packed *spill_set_packed(const struct spill_set *set, spill_p
 int spill_set_read(struct spill_set *set, spill_place place, const struct spill_record *record, void *data,
 	spill_done_fn done, void *owner);
 void spill_set_forget(struct spill_set *set, spill_place place);
+double spill_set_passed(const struct spill_set *set, spill_place place);
 /** spill_set_give_up() - in the first store that has one */
 bool spill_set_give_up(struct spill_set *set, bool (*agrees)(void *owner, uint64_t ns_id), void *owner);
 /** spill_set_flush() - of all stores; the first error of any. Return: 0; -EAGAIN; -ENODEV: none serves. */

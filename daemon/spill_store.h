@@ -107,7 +107,8 @@ struct segment {
 	uint32_t n_writers, n_readers; /* transfers under way */
 	uint32_t n_live, n_records, room;
 	uint32_t n_kills; /* of those that live: lists of deleted keys */
-	uint64_t sequence;
+	uint64_t sequence; /* each start begins anew far above the last one's */
+	uint64_t turn; /* how many were opened before it */
 	uint64_t key_id; /* of a store with keys: all in it is encrypted with this one; 0: not known */
 	uint64_t used; /* where the next record goes */
 	uint64_t dirty_serial; /* of the last write that ended here */
@@ -338,6 +339,7 @@ struct spill {
 	uint32_t n_present; /* the file reaches so far */
 	uint32_t open; /* or SPILL_NO_SEGMENT */
 	uint64_t next_sequence;
+	uint64_t n_opened; /* segments, those that the start found included */
 	uint64_t write_serial; /* writes ended */
 	bool allocating;
 	bool unreserved; /* no fallocate() here: room is given, or not, to each write */

@@ -73,9 +73,13 @@ static void tier_written(void *owner, int res, spill_place place)
 		res = -EFAULT;
 	}
 	if (res == 0) {
+		if (e->cold) { /* written again: that one was old */
+			spill_set_forget(ns->d->tier->spill, e->cold);
+		} else {
+			gauge_add(&ns->row->counters.clean, 1);
+			events_stored(e, KVP_HIT_SPILL);
+		}
 		e->cold = place;
-		gauge_add(&ns->row->counters.clean, 1);
-		events_stored(e, KVP_HIT_SPILL);
 	}
 	if (e->awaited)
 		drain_written(ns->d->tier, res);
@@ -138,37 +142,62 @@ static bool entry_is_needed(const struct entry *e)
 	return false;
 }
 
-/* A namespace that goes by least recent use knows nothing of uses: all of it is written. */
-static bool tier_admits(const struct entry *e)
+/* As it is said now. */
+static struct admission *tier_admission(const struct daemon *d)
 {
-	const struct config *config = &e->ns->d->config;
-	struct admission *a = &e->ns->d->tier->admission;
+	const struct config *config = &d->config;
+	struct admission *a = &d->tier->admission;
 	enum admission_kind kind = !strcmp(config->spill_admit, "reused")   ? ADMIT_REUSED
 				   : !strcmp(config->spill_admit, "chance") ? ADMIT_CHANCE
 									    : ADMIT_ALL;
 	double budget = config->spill_admit_percent / 100.0;
 
-	if (kind == ADMIT_ALL || !e->ns->learned)
-		return true;
 	if (!a->horizon_s || a->kind != kind)
 		admission_init(a, kind, budget);
 	a->budget = budget;
+	return a;
+}
+
+/* A namespace that goes by least recent use knows nothing of uses: all of it is written. */
+static bool tier_admits(const struct entry *e)
+{
+	struct admission *a = tier_admission(e->ns->d);
+
+	if (a->kind == ADMIT_ALL || !e->ns->learned)
+		return true;
 	return admission_offer(a, entry_is_needed(e), policy_uses(e->ns, e),
-		kind == ADMIT_CHANCE ? policy_chance(e->ns, e, a->horizon_s) : 0);
+		a->kind == ADMIT_CHANCE ? policy_chance(e->ns, e, a->horizon_s) : 0);
+}
+
+static bool tier_has_budget(const struct entry *e)
+{
+	struct daemon *d = e->ns->d;
+
+	return !d->config.spill_write_budget || tier_written_today(d->tier) + e->bytes <= d->config.spill_write_budget;
 }
 
 bool tier_may_write(const struct entry *e)
 {
-	struct daemon *d = e->ns->d;
+	struct kvp_counters *c = &e->ns->d->pool.stats->counters;
 
 	if (!tier_admits(e)) {
-		gauge_add(&d->pool.stats->counters.spill_not_admitted, 1);
+		gauge_add(&c->spill_not_admitted, 1);
 		return false;
 	}
-	if (!d->config.spill_write_budget || tier_written_today(d->tier) + e->bytes <= d->config.spill_write_budget)
+	if (tier_has_budget(e))
 		return true;
-	gauge_add(&d->pool.stats->counters.spill_over_budget, 1);
+	gauge_add(&c->spill_over_budget, 1);
 	return false;
+}
+
+bool tier_may_write_again(const struct entry *e)
+{
+	struct ns *ns = e->ns;
+	struct admission *a = tier_admission(ns->d);
+	double left = ns->learned ? admission_left(a, spill_set_passed(ns->d->tier->spill, e->cold)) : -1;
+
+	return left >= 0 && tier_has_budget(e) &&
+	       admission_again(a, policy_chance(ns, e, a->horizon_s) - policy_chance(ns, e, left));
 }
 
 int tier_write(struct entry *e)

@@ -115,6 +115,8 @@ struct tier {
 struct spill_record entry_record(const struct entry *e);
 /** tier_may_write() - may this victim be written, by spill-admit and as far as the day's budget goes? */
 bool tier_may_write(const struct entry *e);
+/** tier_may_write_again() - has this victim a copy that is old, and would lose uses with it that are worth a write? */
+bool tier_may_write_again(const struct entry *e);
 /** tier_write() - start writing a victim's cold copy. Return: 0; -EAGAIN: later; -EDQUOT: its namespace or uid has all it may; other
  *  -errno: it cannot be written. */
 int tier_write(struct entry *e);

@@ -38,6 +38,19 @@ static uint64_t tier_coming(const struct ns *ns)
 	return ns->n_writing && !tier_is_slow(ns) ? ns->n_writing : 0;
 }
 
+/* Before it goes; again, if its copy is old and that holds up nobody. */
+static bool tier_is_to_write(const struct entry *e)
+{
+	bool slow = !ns_room(e->ns) && tier_is_slow(e->ns);
+
+	if (e->cold)
+		return !slow && tier_may_write_again(e);
+	if (!slow)
+		return tier_may_write(e);
+	gauge_add(&e->ns->d->pool.stats->counters.spill_too_slow, 1);
+	return false;
+}
+
 enum order { ORDER_NEAR, ORDER_FAR, ORDER_LEARNED };
 
 static struct entry *tier_first(struct ns *ns, enum order order)
@@ -85,14 +98,12 @@ static int tier_evict_from(struct ns *ns, enum order order, uint64_t want, unsig
 			if (!knew)
 				continue;
 		}
-		if (!e->cold && spill && !ns_room(ns) && tier_is_slow(ns)) {
-			gauge_add(&d->pool.stats->counters.spill_too_slow, 1);
-		} else if (!e->cold && spill && tier_may_write(e)) {
+		if (spill && tier_is_to_write(e)) {
 			int r = tier_write(e);
 
 			if (r == 0)
 				continue;
-			if (r == -EAGAIN)
+			if (r == -EAGAIN && !e->cold)
 				return r;
 		}
 		if (!block_evict(e))

@@ -120,6 +120,7 @@ struct admission {
 	double theta; /* the chance it takes */
 	double horizon_s; /* for how long a block stays, about */
 	uint32_t offers, written; /* since theta moved */
+	uint32_t lost; /* what the horizon is the mean of */
 };
 
 void admission_init(struct admission *a, enum admission_kind kind, double budget);
@@ -130,6 +131,17 @@ void admission_init(struct admission *a, enum admission_kind kind, double budget
  * Return: write it.
  */
 bool admission_offer(struct admission *a, bool needed, unsigned uses, double chance);
+/**
+ * admission_left() - for how long a copy will still be there behind which @passed of the store's log (0 to 1) was written
+ * Return: seconds; negative: long enough, or none is written again (only where it goes by chance).
+ */
+double admission_left(const struct admission *a, double passed);
+/**
+ * admission_again() - a block leaves memory whose copy in the store is old
+ * @gained: learned_chance() within a->horizon_s, less that within admission_left()
+ * Return: write it again.  Counts as written, of what others are offered.
+ */
+bool admission_again(struct admission *a, double gained);
 /** admission_lost() - the store let go of a block unused for @age_s */
 void admission_lost(struct admission *a, double age_s);
 

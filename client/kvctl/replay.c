@@ -208,7 +208,7 @@ static void result_print(const struct replay_trace *trace, const struct replay_i
 	const struct replay_result *result, uint64_t best)
 {
 	static const char *const heads[] = {"<", ">blocks", ">hits", ">% of tokens"};
-	char a[QUANTITY_ROOM], b[QUANTITY_ROOM];
+	char a[QUANTITY_ROOM], b[QUANTITY_ROOM], c[QUANTITY_ROOM];
 	struct table table;
 
 	trace_print(trace, in->options.argv[optind]);
@@ -228,8 +228,9 @@ static void result_print(const struct replay_trace *trace, const struct replay_i
 	table_print(&table, 0);
 	printf("evicted %s, not taken in %s", quantity_count(a, result->evicted), quantity_count(b, result->refused));
 	if (in->play.spill)
-		printf(", written %s (%.2f a block served), lost from the store %s", quantity_count(a, result->written),
-			written_per_served(result), quantity_count(b, result->lost));
+		printf(", written %s (%.2f a block served, %s of them again), lost from the store %s",
+			quantity_count(a, result->written), written_per_served(result),
+			quantity_count(b, result->again), quantity_count(c, result->lost));
 	printf("\n");
 	printf("%.0f ns a decision\n", result->decision_ns);
 }
@@ -252,6 +253,7 @@ static json_t *result_json(const struct replay_trace *trace, const struct replay
 	json_object_set_new(json, "evicted", json_u64(result->evicted));
 	json_object_set_new(json, "refused", json_u64(result->refused));
 	json_object_set_new(json, "written", json_u64(result->written));
+	json_object_set_new(json, "written_again", json_u64(result->again));
 	json_object_set_new(json, "lost", json_u64(result->lost));
 	json_object_set_new(json, "written_per_served", json_real(written_per_served(result)));
 	json_object_set_new(json, "decision_ns", json_real(result->decision_ns));

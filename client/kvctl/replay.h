@@ -58,7 +58,8 @@ struct replay_options {
 
 struct replay_result {
 	uint64_t pool_hits, spill_hits; /* blocks */
-	uint64_t evicted, refused, written, lost; /* from memory; not taken in; to the store; from it */
+	uint64_t evicted, refused, written, again,
+		lost; /* from memory; not taken in; to the store, some again; from it */
 	double decision_ns; /* median over requests, a block */
 	uint64_t policy_bytes;
 	uint64_t switches;

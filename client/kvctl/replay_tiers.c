@@ -3,8 +3,8 @@
  *
  * Without a store the policy chooses what leaves memory.  With one, memory is in front of it by least recent use, as what leaves it is not
  * lost, and admission says what comes into the store, by what the policy knows.  What leaves that is what was written first, as in the daemon's
- * log, with all that hangs below it unless it is in memory too; room that it leaves behind it does so in turn, as a log's.  Or the policy
- * chooses it, which no log can.
+ * log, with all that hangs below it unless it is in memory too; room that it leaves behind it does so in turn, as a log's; what leaves memory
+ * again with a copy there that is old may be written again.  Or the policy chooses it, which no log can.
  */
 #include "replay.h"
 
@@ -194,22 +194,45 @@ static bool replay_has(const struct replay *replay, uint32_t i)
 	return replay->blocks[i].in[MEMORY] || replay->blocks[i].in[STORE];
 }
 
+static double store_chance(struct replay *replay, uint32_t i, double seconds)
+{
+	return replay->learned ? learned_chance(replay->learned, &replay->trace->keys[i], replay->now, seconds) : 1;
+}
+
+/* Its copy is old: is another one worth a write? */
+static bool store_again(struct replay *replay, uint32_t i)
+{
+	struct admission *a = &replay->admission;
+	uint64_t since = replay->n_written - replay->blocks[i].written;
+	double left = replay->log ? admission_left(a, (double)since / (double)replay->tier[STORE].room) : -1;
+
+	return left >= 0 && admission_again(a, store_chance(replay, i, a->horizon_s) - store_chance(replay, i, left));
+}
+
+static bool store_admits(struct replay *replay, uint32_t i)
+{
+	unsigned uses = replay->learned ? learned_uses(replay->learned, &replay->trace->keys[i]) : 2;
+
+	return admission_offer(&replay->admission, replay->blocks[i].n_children[STORE], uses,
+		store_chance(replay, i, replay->admission.horizon_s));
+}
+
 static int store_offer(struct replay *replay, uint32_t i)
 {
 	struct replay_block *block = &replay->blocks[i];
-	const struct kvp_key *key = &replay->trace->keys[i];
-	unsigned uses = replay->learned ? learned_uses(replay->learned, key) : 2;
-	double chance =
-		replay->learned ? learned_chance(replay->learned, key, replay->now, replay->admission.horizon_s) : 1;
+	bool again = block->in[STORE];
 
-	if (!replay->tier[STORE].room || block->in[STORE])
+	if (!replay->tier[STORE].room)
 		return 0;
 	if (block->parent && !replay_has(replay, block->parent - 1))
 		return 0; /* nobody could reach it */
-	if (!admission_offer(&replay->admission, block->n_children[STORE], uses, chance))
+	if (!(again ? store_again(replay, i) : store_admits(replay, i)))
 		return 0;
+	if (again)
+		tier_drop(replay, STORE, i);
 	if (!store_room(replay, i))
 		return 0;
+	replay->result->again += again;
 	if (block->parent && !replay_has(replay, block->parent - 1))
 		return 0; /* for it went what it would hang below */
 	replay->result->written++;

@@ -165,6 +165,52 @@ static void reuse_is_told_in_computing_time_saved(void **state)
 	assert_true(wire_until(has_saved, t, 10000));
 }
 
+/* Memory for 64 blocks, a store for some 220, which takes what has a chance. */
+static int setup_small_store(void **state)
+{
+	static const char *const more[] = {"--policy", "learned", "--spill-admit", "chance", "--spill-admit-percent",
+		"100", "--spill-compress", "none"};
+	struct trial *t = malloc(sizeof(*t));
+	unsigned n = 0;
+
+	assert_non_null(t);
+	trial_given(t, geteuid(), "4M", "16M");
+	while (t->host.argv[n])
+		n++;
+	for (unsigned i = 0; i < sizeof(more) / sizeof(more[0]); i++)
+		t->host.argv[n++] = more[i];
+	trial_start(t);
+	trial_attach(t);
+	*state = t;
+	return 0;
+}
+
+static void put_many(struct trial *t, unsigned from, unsigned to)
+{
+	for (; from < to; from++) {
+		struct kvp_key key = wire_key(from);
+
+		assert_int_equal(trial_put(t->ns, &key, NULL, from, TRIAL_BLOCK), KVP_PUB_STORED);
+	}
+}
+
+static void what_is_used_again_outlives_its_place_in_the_log(void **state)
+{
+	struct trial *t = *state;
+	struct kvp_key used = wire_key(0), unused = wire_key(1);
+
+	put_many(t, 0, 200); /* some 136 of them are in the store by now, those two among the first */
+	assert_int_equal(trial_get(t->ns, &used, 0, TRIAL_BLOCK), 1);
+	put_many(t, 200, 420); /* it leaves memory again, then the log goes round */
+	assert_int_equal(trial_get(t->ns, &unused, 1, TRIAL_BLOCK), 0);
+	trial_detach(t);
+	assert_int_equal(host_stop(&t->host), 0);
+	trial_memory_gone(t);
+	trial_start(t);
+	trial_attach(t);
+	assert_int_equal(trial_get(t->ns, &used, 0, TRIAL_BLOCK), 1);
+}
+
 /* ---- a trace ---- */
 
 #define ROOM 256u /* blocks */
@@ -293,6 +339,8 @@ int main(void)
 			setup_without_store, trial_teardown),
 		cmocka_unit_test_setup_teardown(
 			reuse_is_told_in_computing_time_saved, setup_without_store, trial_teardown),
+		cmocka_unit_test_setup_teardown(
+			what_is_used_again_outlives_its_place_in_the_log, setup_small_store, trial_teardown),
 		cmocka_unit_test_prestate(
 			a_daemon_driven_with_a_trace_finds_what_replay_says_or_learns_to_find_more, (char[]){"lru"}),
 		cmocka_unit_test_prestate(a_daemon_driven_with_a_trace_finds_what_replay_says_or_learns_to_find_more,

@@ -477,6 +477,25 @@ static void only_what_was_used_twice_is_written_where_so_chosen(void **state)
 	assert_true(admission_offer(&a, false, 1, 0));
 }
 
+static void a_copy_is_written_again_when_it_is_old_and_for_what_it_would_lose(void **state)
+{
+	struct admission a;
+
+	(void)state;
+	admission_init(&a, ADMIT_CHANCE, 0.3);
+	admission_lost(&a, 100);
+	admission_lost(&a, 300);
+	assert_true(admission_left(&a, 0.4) < 0); /* it stays long enough */
+	assert_true(admission_left(&a, 0.75) > 49.9 && admission_left(&a, 0.75) < 50.1); /* of 200 s on average */
+	assert_true(admission_left(&a, 1) >= 0);
+	assert_false(admission_again(&a, a.theta / 2));
+	assert_int_equal(a.written, 0);
+	assert_true(admission_again(&a, a.theta));
+	assert_int_equal(a.written, 1); /* of its budget */
+	admission_init(&a, ADMIT_REUSED, 0.3);
+	assert_true(admission_left(&a, 1) < 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -497,6 +516,7 @@ int main(void)
 		cmocka_unit_test(metadata_is_at_most_300_bytes_a_block),
 		cmocka_unit_test(what_is_written_stays_near_its_budget),
 		cmocka_unit_test(only_what_was_used_twice_is_written_where_so_chosen),
+		cmocka_unit_test(a_copy_is_written_again_when_it_is_old_and_for_what_it_would_lose),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

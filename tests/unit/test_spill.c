@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <math.h>
 #include <signal.h>
 #include <sys/mount.h>
 
@@ -808,6 +809,25 @@ static void the_file_never_outgrows_its_capacity_and_the_oldest_go_first(void **
 		assert_int_equal(f->blocks[k].n_found, 0);
 }
 
+/* Also of what an earlier start wrote, though numbers begin anew with each. */
+static void how_much_of_the_log_was_written_since_is_told_by_segments(void **state)
+{
+	enum { N = 119 }; /* 8 in each of 15 segments, less one */
+	struct fixture *f = *state;
+
+	for (unsigned k = 0; k < N; k++) {
+		assert_int_equal(put(f, k, 500000), 0);
+		assert_true(spill_passed(f->spill, f->blocks[k].place) == 0);
+		if (k == N / 2)
+			assert_int_equal(fixture_reopen(f), 0);
+	}
+	for (unsigned k = 0; k < N; k++)
+		assert_true(fabs(spill_passed(f->spill, f->blocks[k].place) - (14 - k / 8) / 15.0) < 1e-9);
+	for (unsigned k = N; k < N + 2; k++)
+		assert_int_equal(put(f, k, 500000), 0);
+	assert_true(fabs(spill_passed(f->spill, f->blocks[8].place) - 14 / 15.0) < 1e-9);
+}
+
 static void a_segment_without_living_records_is_taken_before_the_oldest(void **state)
 {
 	enum { N = 119 }; /* 8 in each of 15 segments, less one */
@@ -1413,6 +1433,7 @@ int main(void)
 		BOTH(a_store_cut_short_or_emptied_opens_with_what_is_left),
 		BOTH(a_file_cut_under_a_running_store_is_damage_not_a_crash),
 		BOTH(the_file_never_outgrows_its_capacity_and_the_oldest_go_first),
+		ONCE(how_much_of_the_log_was_written_since_is_told_by_segments),
 		ONCE(a_segment_without_living_records_is_taken_before_the_oldest),
 		ONCE(gone_may_forget_others_of_the_same_segment),
 		BOTH(a_segment_is_not_reused_while_it_is_read),
