@@ -7,7 +7,6 @@
 #include "policy_parts.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -16,6 +15,7 @@
 #define BUCKETS_MIN 4096u
 #define NODES_MIN 1024u
 #define HUGE_PAGE (2ul << 20)
+#define SMALL_PAGE 4096ul
 
 /* Both halves of a product with the seed: who does not know it finds no keys alike.  A trace's keys nobody chose: 0, no seed. */
 static uint64_t block_hash(const struct blocks *b, const struct kvp_key *key)
@@ -35,15 +35,45 @@ uint32_t block_tag(const struct blocks *b, const struct kvp_key *key)
 	return (uint32_t)(block_hash(b, key) >> 20);
 }
 
-/* Of ten million blocks each look would miss the TLB too: larger pages, where the system gives some. */
-static void *with_huge_pages(void *at, size_t bytes)
-{
-	uintptr_t begin = ((uintptr_t)at + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1),
-		  end = ((uintptr_t)at + bytes) & ~(HUGE_PAGE - 1);
+/* ---- memory ---- */
 
-	if (at && end > begin)
-		madvise((char *)at + (begin - (uintptr_t)at), end - begin, MADV_HUGEPAGE);
-	return at;
+/* Of ten million blocks each look would miss the TLB too: zeroes in huge pages, where the system gives some.  A table begins where one does,
+   and when it has to move it moves by whole ones: what realloc() has moved is in small pages. */
+static void *table_map(size_t bytes)
+{
+	size_t pages = (bytes + SMALL_PAGE - 1) & ~(SMALL_PAGE - 1), before;
+	char *at = mmap(NULL, pages + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (at == MAP_FAILED)
+		return NULL;
+	before = -(uintptr_t)at & (HUGE_PAGE - 1);
+	if (before)
+		munmap(at, before);
+	munmap(at + before + pages, HUGE_PAGE - before);
+	madvise(at + before, pages, MADV_HUGEPAGE);
+	return at + before;
+}
+
+static void table_unmap(void *at, size_t bytes)
+{
+	if (at)
+		munmap(at, bytes);
+}
+
+/* Return: NULL: no memory, and nothing changed. */
+static void *table_grow(void *at, size_t bytes, size_t more)
+{
+	void *to;
+
+	if (!at)
+		return table_map(more);
+	if (mremap(at, bytes, more, 0) != MAP_FAILED)
+		return at;
+	to = table_map(more);
+	if (!to || mremap(at, bytes, more, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED)
+		return to;
+	munmap(to, more);
+	return NULL;
 }
 
 /* ---- ghosts ---- */
@@ -109,8 +139,13 @@ static bool ghosts_init(struct ghosts *g, uint64_t capacity)
 {
 	static_assert(sizeof(*g->line) == REMEMBERED * sizeof(uint64_t), "a line for each block");
 	g->n_lines = capacity > GHOST_LINES_MIN ? capacity : GHOST_LINES_MIN;
-	g->line = with_huge_pages(calloc(g->n_lines, sizeof(*g->line)), g->n_lines * sizeof(*g->line));
+	g->line = table_map(g->n_lines * sizeof(*g->line));
 	return g->line;
+}
+
+static void ghosts_free(struct ghosts *g)
+{
+	table_unmap(g->line, g->n_lines * sizeof(*g->line));
 }
 
 bool blocks_init(struct blocks *b, uint64_t capacity, uint64_t seed)
@@ -120,7 +155,7 @@ bool blocks_init(struct blocks *b, uint64_t capacity, uint64_t seed)
 	for (b->n_buckets = BUCKETS_MIN; b->n_buckets < 2 * capacity && b->n_buckets < 1ull << 32;)
 		b->n_buckets *= 2;
 	b->buckets_room = b->n_buckets;
-	b->bucket = with_huge_pages(calloc(b->n_buckets, sizeof(*b->bucket)), b->n_buckets * sizeof(*b->bucket));
+	b->bucket = table_map(b->n_buckets * sizeof(*b->bucket));
 	if (b->bucket && ghosts_init(&b->ghosts, capacity))
 		return true;
 	blocks_free(b);
@@ -129,9 +164,10 @@ bool blocks_init(struct blocks *b, uint64_t capacity, uint64_t seed)
 
 void blocks_free(struct blocks *b)
 {
-	free(b->node);
-	free(b->bucket);
-	free(b->ghosts.line);
+	table_unmap(b->node, b->room * sizeof(*b->node));
+	table_unmap(b->kin, b->kin_room * sizeof(*b->kin));
+	table_unmap(b->bucket, b->buckets_room * sizeof(*b->bucket));
+	ghosts_free(&b->ghosts);
 	memset(b, 0, sizeof(*b));
 }
 
@@ -155,11 +191,12 @@ static void blocks_split(struct blocks *b)
 	uint32_t *at, *to;
 
 	if (b->n_buckets == b->buckets_room) {
-		uint32_t *more = realloc(b->bucket, 2 * b->buckets_room * sizeof(*more));
+		size_t bytes = b->buckets_room * sizeof(*b->bucket);
+		uint32_t *more = table_grow(b->bucket, bytes, 2 * bytes);
 
 		if (!more)
 			return;
-		b->bucket = with_huge_pages(more, 2 * b->buckets_room * sizeof(*more));
+		b->bucket = more;
 		b->buckets_room *= 2;
 	}
 	to = &b->bucket[b->n_buckets++];
@@ -196,7 +233,7 @@ bool blocks_resize(struct blocks *b, uint64_t capacity)
 		return true;
 	if (!ghosts_init(&ghosts, capacity))
 		return false;
-	free(b->ghosts.line);
+	ghosts_free(&b->ghosts);
 	b->ghosts = ghosts;
 	return true;
 }
@@ -208,13 +245,6 @@ uint32_t blocks_find(const struct blocks *b, const struct kvp_key *key)
 	while (i && memcmp(&b->node[i].key, key, sizeof(*key)))
 		i = b->node[i].hash_next;
 	return i;
-}
-
-/* A node lies across two cache lines, and what is asked for first is in the first of them. */
-static void node_prefetch(const struct node *node)
-{
-	__builtin_prefetch(node, 1);
-	__builtin_prefetch((const char *)(node + 1) - 1, 1);
 }
 
 void blocks_prefetch(const struct blocks *b, const struct kvp_key *key, enum blocks_step step)
@@ -230,17 +260,40 @@ void blocks_prefetch(const struct blocks *b, const struct kvp_key *key, enum blo
 		return;
 	node = &b->node[*bucket];
 	if (step == STEP_NODE)
-		node_prefetch(node);
+		__builtin_prefetch(node, 1);
 	else if (node->hash_next && memcmp(&node->key, key, sizeof(*key)))
-		node_prefetch(&b->node[node->hash_next]);
+		__builtin_prefetch(&b->node[node->hash_next], 1);
 }
 
 void blocks_prefetch_neighbours(const struct blocks *b, uint32_t i)
 {
 	for (unsigned s = 0; s < SETS; s++) {
-		node_prefetch(&b->node[b->node[i].link[s].prev]);
-		node_prefetch(&b->node[b->node[i].link[s].next]);
+		__builtin_prefetch(&b->node[b->node[i].link[s].prev], 1);
+		__builtin_prefetch(&b->node[b->node[i].link[s].next], 1);
 	}
+}
+
+/* Room for more nodes. Return: false: no memory. */
+static bool blocks_grow(struct blocks *b)
+{
+	uint64_t room = b->room ? b->room + b->room / 16 : NODES_MIN;
+	void *more;
+
+	if (room >= UINT32_MAX)
+		return false;
+	if (b->kin_room < room) {
+		more = table_grow(b->kin, b->kin_room * sizeof(*b->kin), room * sizeof(*b->kin));
+		if (!more)
+			return false;
+		b->kin = more;
+		b->kin_room = (uint32_t)room;
+	}
+	more = table_grow(b->node, b->room * sizeof(*b->node), room * sizeof(*b->node));
+	if (!more)
+		return false;
+	b->node = more;
+	b->room = (uint32_t)room;
+	return true;
 }
 
 static uint32_t blocks_new(struct blocks *b)
@@ -250,19 +303,13 @@ static uint32_t blocks_new(struct blocks *b)
 	if (i) {
 		b->free = b->node[i].hash_next;
 	} else {
-		if (b->n + 1 >= b->room) {
-			uint64_t room = b->room ? b->room + b->room / 16 : NODES_MIN;
-			struct node *node = room < UINT32_MAX ? realloc(b->node, room * sizeof(*node)) : NULL;
-
-			if (!node)
-				return 0;
-			b->node = with_huge_pages(node, room * sizeof(*node));
-			b->room = (uint32_t)room;
-		}
+		if (b->n + 1 >= b->room && !blocks_grow(b))
+			return 0;
 		i = ++b->n;
 	}
 	b->n_used++;
 	memset(&b->node[i], 0, sizeof(b->node[i]));
+	memset(&b->kin[i], 0, sizeof(b->kin[i]));
 	return i;
 }
 
@@ -294,24 +341,26 @@ unsigned blocks_peek(const struct blocks *b, const struct kvp_key *key, uint8_t 
 static void blocks_unhang(struct blocks *b, uint32_t i)
 {
 	struct node *node = &b->node[i];
+	struct kin *kin = &b->kin[i];
 
 	if (!node->parent)
 		return;
 	for (unsigned s = 0; s < TREES; s++)
-		b->node[node->parent].children[s] -= node->in >> s & 1;
-	if (node->prev_sibling)
-		b->node[node->prev_sibling].next_sibling = node->next_sibling;
+		b->kin[node->parent].children[s] -= node->in >> s & 1;
+	if (kin->prev_sibling)
+		b->kin[kin->prev_sibling].next_sibling = kin->next_sibling;
 	else
-		b->node[node->parent].first_child = node->next_sibling;
-	if (node->next_sibling)
-		b->node[node->next_sibling].prev_sibling = node->prev_sibling;
-	node->parent = node->next_sibling = node->prev_sibling = 0;
+		b->node[node->parent].first_child = kin->next_sibling;
+	if (kin->next_sibling)
+		b->kin[kin->next_sibling].prev_sibling = kin->prev_sibling;
+	node->parent = kin->next_sibling = kin->prev_sibling = 0;
 }
 
 /* First among its siblings, also when it hangs there already: those used lately are looked at first. */
 void blocks_hang(struct blocks *b, uint32_t i, uint32_t parent)
 {
 	struct node *node = &b->node[i];
+	struct kin *kin = &b->kin[i];
 
 	if (node->parent == parent && (!parent || b->node[parent].first_child == i))
 		return;
@@ -319,12 +368,12 @@ void blocks_hang(struct blocks *b, uint32_t i, uint32_t parent)
 	if (!parent || parent == i)
 		return;
 	node->parent = parent;
-	node->next_sibling = b->node[parent].first_child;
-	if (node->next_sibling)
-		b->node[node->next_sibling].prev_sibling = i;
+	kin->next_sibling = b->node[parent].first_child;
+	if (kin->next_sibling)
+		b->kin[kin->next_sibling].prev_sibling = i;
 	b->node[parent].first_child = i;
 	for (unsigned s = 0; s < TREES; s++)
-		b->node[parent].children[s] += node->in >> s & 1;
+		b->kin[parent].children[s] += node->in >> s & 1;
 }
 
 bool blocks_is_above(const struct blocks *b, uint32_t i, uint32_t below)
@@ -353,6 +402,6 @@ void blocks_forget(struct blocks *b, uint32_t i)
 
 uint64_t blocks_bytes(const struct blocks *b)
 {
-	return (uint64_t)b->room * sizeof(*b->node) + b->buckets_room * sizeof(*b->bucket) +
+	return b->room * sizeof(*b->node) + b->kin_room * sizeof(*b->kin) + b->buckets_room * sizeof(*b->bucket) +
 	       b->ghosts.n_lines * sizeof(*b->ghosts.line);
 }

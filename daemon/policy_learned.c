@@ -19,7 +19,7 @@
 #define LEAD_MEMORY(capacity) \
 	(4.0 * (double)(capacity) + 20000) /* blocks asked for until the lead is forgotten to 1/e */
 #define STEP \
-	4u /* blocks of a chain between one step of fetching a node and the next; before the first one numbers wrap */
+	16u /* blocks of a chain between one step of fetching a node and the next; before the first one numbers wrap */
 #define CHILDREN_LOOKED_AT 8u
 #define FIRST_LOOKS 8u /* of the first to go that may be in use, then others are named */
 #define CHILDREN_PASSED 4096u /* that are not in the set */
@@ -123,7 +123,7 @@ static void set_take(struct learned *l, struct set *set, uint32_t i)
 		me->first &= (uint8_t) ~(1u << set->bit) & 3;
 	set->n--;
 	if (me->parent && set->bit < TREES)
-		l->blocks.node[me->parent].children[set->bit]--;
+		l->blocks.kin[me->parent].children[set->bit]--;
 	if (!me->in && me->request != l->request)
 		blocks_forget(&l->blocks, i);
 }
@@ -140,14 +140,15 @@ static double set_worth(const struct learned *l, const struct set *set, unsigned
 static uint32_t set_leaf(const struct learned *l, const struct set *set, uint32_t i, double now)
 {
 	const struct node *node = l->blocks.node;
+	const struct kin *kin = l->blocks.kin;
 
-	while (set->bit < TREES && node[i].children[set->bit]) {
+	while (set->bit < TREES && kin[i].children[set->bit]) {
 		unsigned looked = 0, passed = 0;
 		uint32_t best = 0;
 		double least = INFINITY;
 
 		for (uint32_t c = node[i].first_child; c && looked < CHILDREN_LOOKED_AT && passed < CHILDREN_PASSED;
-			c = node[c].next_sibling) {
+			c = kin[c].next_sibling) {
 			double worth;
 
 			if (!set_has(set, &node[c])) {
@@ -235,7 +236,7 @@ static void set_add(struct learned *l, struct set *set, uint32_t i, bool full, d
 	me->in |= 1u << set->bit & 7;
 	set->n++;
 	if (me->parent && set->bit < TREES)
-		l->blocks.node[me->parent].children[set->bit]++;
+		l->blocks.kin[me->parent].children[set->bit]++;
 }
 
 /* ---- a request ---- */
@@ -286,6 +287,7 @@ static int64_t learned_chain(struct learned *l, const struct kvp_key *keys, uint
 		l->blocks.node[i].request = l->request;
 		blocks_hang(&l->blocks, i, at ? l->chain[at - 1] : 0);
 		l->chain[l->n_chain++] = i;
+		blocks_prefetch_neighbours(&l->blocks, i);
 		if (known == at && l->blocks.node[i].uses)
 			known++;
 	}
@@ -396,8 +398,6 @@ int64_t learned_request(struct learned *l, const struct kvp_key *keys, uint64_t 
 		return known;
 	match = learner_match((uint64_t)known, n);
 	for (uint64_t k = 0; k < n; k++) {
-		if (k + STEP < n)
-			blocks_prefetch_neighbours(&l->blocks, l->chain[k + STEP]);
 		learned_touch(l, l->chain[k], match, now, hint);
 	}
 	if (l->guarded) {

@@ -79,11 +79,10 @@ enum { SET_MEMORY, SET_LEARNED, SET_LRU, SETS }; /* what is in, and what two sha
 struct node {
 	struct kvp_key key;
 	uint32_t hash_next;
-	uint32_t parent, first_child, next_sibling, prev_sibling;
+	uint32_t parent, first_child;
 	struct {
 		uint32_t prev, next;
 	} link[SETS];
-	uint32_t children[TREES]; /* how many of its children are in that set */
 	uint32_t stamp; /* of its last use */
 	uint32_t request : 30; /* the last that named it */
 	uint32_t first : TREES; /* bits: sets in which it is one of the first to go */
@@ -93,7 +92,13 @@ struct node {
 	uint16_t in : SETS; /* bits: sets */
 };
 
-static_assert(sizeof(struct node) == 80, "two to three of them a block of memory");
+static_assert(sizeof(struct node) == 64, "a cache line each, two to three of them a block of memory");
+
+/* What of a node nobody asks for when all of a request is there. */
+struct kin {
+	uint32_t next_sibling, prev_sibling;
+	uint32_t children[TREES]; /* how many of its children are in that set */
+};
 
 /* Blocks that were used and are in no set: sets of eight, a cache line each, the last forgotten first. */
 struct ghosts {
@@ -103,7 +108,8 @@ struct ghosts {
 
 struct blocks {
 	struct node *node; /* from 1; 0 is none */
-	uint32_t n, room, n_used; /* handed out ever, there is memory for, in use */
+	struct kin *kin; /* of each */
+	uint32_t n, room, kin_room, n_used; /* handed out ever, there is memory for, in use */
 	uint32_t free; /* chain by hash_next */
 	uint32_t *bucket; /* a linear hash: one is split for each node that is too many */
 	uint64_t n_buckets, buckets_room;

@@ -168,17 +168,14 @@ static void reuse_is_told_in_computing_time_saved(void **state)
 /* Memory for 64 blocks, a store for some 220, which takes what has a chance. */
 static int setup_small_store(void **state)
 {
-	static const char *const more[] = {"--policy", "learned", "--spill-admit", "chance", "--spill-admit-percent",
-		"100", "--spill-compress", "none"};
 	struct trial *t = malloc(sizeof(*t));
-	unsigned n = 0;
 
 	assert_non_null(t);
 	trial_given(t, geteuid(), "4M", "16M");
-	while (t->host.argv[n])
-		n++;
-	for (unsigned i = 0; i < sizeof(more) / sizeof(more[0]); i++)
-		t->host.argv[n++] = more[i];
+	trial_option(t, "--policy", "learned");
+	trial_option(t, "--spill-admit", "chance");
+	trial_option(t, "--spill-admit-percent", "100");
+	trial_option(t, "--spill-compress", "none");
 	trial_start(t);
 	trial_attach(t);
 	*state = t;

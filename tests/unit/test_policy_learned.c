@@ -444,6 +444,35 @@ static void metadata_is_at_most_300_bytes_a_block(void **state)
 	}
 }
 
+/* Moved by less than a huge page they would be in small ones from then on. */
+static void tables_that_grow_begin_where_a_huge_page_does_and_keep_what_they_have(void **state)
+{
+	enum { N = 300000, HUGE = 2 << 20 };
+	struct blocks b;
+
+	(void)state;
+	assert_true(blocks_init(&b, 100, 7));
+	for (uint64_t k = 1; k <= N; k++) {
+		uint32_t i = blocks_get(&b, &(struct kvp_key){{k, ~k}});
+
+		assert_true(i);
+		assert_int_equal(b.node[i].uses, 0);
+		b.node[i].uses = k % 64 & USES_MAX;
+		b.kin[i].next_sibling = (uint32_t)k;
+		assert_int_equal((uintptr_t)b.node % HUGE, 0);
+		assert_int_equal((uintptr_t)b.kin % HUGE, 0);
+		assert_int_equal((uintptr_t)b.bucket % HUGE, 0);
+	}
+	for (uint64_t k = 1; k <= N; k++) {
+		uint32_t i = blocks_find(&b, &(struct kvp_key){{k, ~k}});
+
+		assert_true(i);
+		assert_int_equal(b.node[i].uses, k % 64);
+		assert_int_equal(b.kin[i].next_sibling, k);
+	}
+	blocks_free(&b);
+}
+
 /* ---- admission ---- */
 
 static void what_is_written_stays_near_its_budget(void **state)
@@ -514,6 +543,7 @@ int main(void)
 		cmocka_unit_test(a_chain_that_names_a_key_twice_is_none),
 		cmocka_unit_test(a_capacity_that_changes_keeps_what_is_in),
 		cmocka_unit_test(metadata_is_at_most_300_bytes_a_block),
+		cmocka_unit_test(tables_that_grow_begin_where_a_huge_page_does_and_keep_what_they_have),
 		cmocka_unit_test(what_is_written_stays_near_its_budget),
 		cmocka_unit_test(only_what_was_used_twice_is_written_where_so_chosen),
 		cmocka_unit_test(a_copy_is_written_again_when_it_is_old_and_for_what_it_would_lose),
