@@ -85,7 +85,7 @@ struct search {
 	size_t n;
 	unsigned n_found;
 	uint64_t searched, left_out;
-	char where[200];
+	char where[360];
 };
 
 /* Pieces overlap, so that nothing is missed between two of them. */
