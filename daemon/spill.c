@@ -1015,6 +1015,11 @@ unsigned spill_wait(struct spill *spill, uint64_t deadline_ns)
 	return spill_moved(spill, io_wait(spill->io, deadline_ns));
 }
 
+unsigned spill_writing(const struct spill *spill)
+{
+	return spill->n_writes;
+}
+
 bool spill_stalled(const struct spill *spill, uint64_t ns)
 {
 	return io_in_flight(spill->io) && loop_now() - spill->moved_ns > ns;

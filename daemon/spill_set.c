@@ -759,6 +759,16 @@ uint64_t spill_set_longest(const struct spill_set *set)
 	return longest;
 }
 
+unsigned spill_set_stuck(const struct spill_set *set)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < set->n; i++)
+		if (set->members[i].spill && spill_stalled(set->members[i].spill, STALLED_NS))
+			n += spill_writing(set->members[i].spill);
+	return n;
+}
+
 bool spill_set_stalled(const struct spill_set *set, uint64_t ns)
 {
 	bool stalled = false;

@@ -32,10 +32,12 @@ static bool tier_is_slow(const struct ns *ns)
 				      (ns->n_writing && ns->waits && loop_now() - ns->waits->since_ns > SLOW_NS));
 }
 
-/* Slots that writes under way will let go, soon. */
+/* Slots that writes under way will let go, soon: not those of a store that hangs beside one that moves. */
 static uint64_t tier_coming(const struct ns *ns)
 {
-	return ns->n_writing && !tier_is_slow(ns) ? ns->n_writing : 0;
+	uint64_t stuck = ns->n_writing ? spill_set_stuck(ns->d->tier->spill) : 0;
+
+	return ns->n_writing > stuck && !tier_is_slow(ns) ? ns->n_writing - stuck : 0;
 }
 
 /* Before it goes; again, if its copy is old and that holds up nobody. */

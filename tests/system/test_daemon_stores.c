@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
 #include <signal.h>
@@ -197,6 +198,63 @@ static void a_store_missing_at_the_start_joins_while_the_daemon_serves(void **st
 	assert_int_equal(TRIAL_KVCTL(&s->t, NULL, 0, "check"), 0);
 	trial_reboot(&s->t);
 	assert_int_equal(get_all(s, N), N);
+}
+
+/* The descriptor of this file in the daemon. */
+static int daemon_fd(const struct several *s, const char *dir)
+{
+	char link[64], path[200];
+
+	for (int fd = 3; fd < 1000; fd++) {
+		ssize_t n;
+
+		snprintf(link, sizeof(link), "/proc/%d/fd/%d", (int)s->t.host.pid, fd);
+		n = readlink(link, path, sizeof(path) - 1);
+		path[n < 0 ? 0 : n] = 0;
+		if (!strncmp(path, dir, strlen(dir)) && path[strlen(dir)] == '/')
+			return fd;
+	}
+	return -1;
+}
+
+/* What is being written there is stuck in memory; what is not has the other stores. */
+static void while_one_of_several_stores_hangs_no_writer_waits_for_it(void **state)
+{
+	struct several *s = *state;
+	const char *build = getenv("BUILD");
+	char binary[sizeof(s->t.host.binary)], rule[64];
+	uint64_t start;
+	int fd;
+
+	trial_detach(&s->t);
+	host_kill(&s->t.host);
+	several_options(s, STORES);
+	fd = daemon_fd(s, s->dirs[1]); /* of a daemon that finds all as it was: the next one has the same */
+	host_kill(&s->t.host);
+	memcpy(binary, s->t.host.binary, sizeof(binary));
+	snprintf(s->t.host.binary, sizeof(s->t.host.binary), "%s/kvpoold-fault", build ? build : "build");
+	snprintf(rule, sizeof(rule), "io.hang.fd=%d@60+", fd); /* it starts, and some of it is written */
+	setenv("KVPOOL_FAULT", rule, 1);
+	several_options(s, STORES);
+	unsetenv("KVPOOL_FAULT");
+	memcpy(s->t.host.binary, binary, sizeof(binary));
+	trial_attach(&s->t);
+	assert_int_equal(daemon_fd(s, s->dirs[1]), fd);
+	put_all(s, 0, N);
+	for (unsigned ms = 0; ms < 30000 && atomic_load(&s->t.host.stats->counters.spill_last_errno) != ETIMEDOUT; ms++)
+		usleep(1000);
+	assert_int_equal(atomic_load(&s->t.host.stats->counters.spill_last_errno), ETIMEDOUT);
+	start = wire_now();
+	for (unsigned k = N; k < 2 * N; k++) {
+		struct kvp_key key = {.w = {k + 1, 0x5555}};
+
+		assert_int_equal(trial_put(s->t.ns, &key, NULL, k, TRIAL_BLOCK), KVP_PUB_STORED);
+	}
+	assert_true(wire_now() - start < 60000000000ull); /* two seconds each it was */
+	trial_detach(&s->t);
+	host_kill(&s->t.host);
+	several_options(s, STORES);
+	trial_attach(&s->t);
 }
 
 static void without_its_only_store_a_daemon_serves_and_takes_it_when_it_is_mounted(void **state)
@@ -406,6 +464,7 @@ int main(void)
 		SEVERAL(what_does_not_fit_is_spread_over_all_stores_and_comes_back_after_a_kill_and_a_reboot),
 		SEVERAL(with_a_store_missing_the_rest_is_served_under_the_old_keys_whichever_it_is),
 		SEVERAL(a_store_missing_at_the_start_joins_while_the_daemon_serves),
+		SEVERAL(while_one_of_several_stores_hangs_no_writer_waits_for_it),
 		SEVERAL(without_its_only_store_a_daemon_serves_and_takes_it_when_it_is_mounted),
 		SEVERAL(where_the_file_system_of_a_store_is_gone_none_is_made_below),
 		SEVERAL(a_store_more_and_a_store_less_are_taken_at_the_next_start),
