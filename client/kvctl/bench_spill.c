@@ -114,12 +114,13 @@ static int read_back(struct load *load, uint64_t first, uint64_t n)
 {
 	struct kvp_key *keys = calloc(n, sizeof(*keys));
 	struct kvp_view views[BATCH];
-	int r = keys ? 0 : KVCTL_FAILED;
+	int r = 0;
 
-	for (uint64_t i = 0; i < n && !r; i++)
+	if (!keys)
+		return KVCTL_FAILED;
+	for (uint64_t i = 0; i < n; i++)
 		keys[i] = load_key(first + i);
-	if (!r)
-		kvp_prefetch(load->ns, keys, (uint32_t)n);
+	kvp_prefetch(load->ns, keys, (uint32_t)n);
 	for (uint64_t i = 0; i < n && !r;) {
 		uint32_t k = n - i < BATCH ? (uint32_t)(n - i) : BATCH;
 		int64_t got = kvp_acquire(load->ns, keys + i, k, 0, now_ns() + WAIT_NS, views);
@@ -208,15 +209,16 @@ static int take_round(struct spill_bench *s, unsigned i, uint64_t block_bytes, s
 /* Microseconds a block of all rounds together, the @n speeds in MB/s; 0: one of them failed. */
 static double block_us(const struct spill_round *rounds, const double *speeds, unsigned n, uint64_t block_bytes)
 {
-	double us = 0, blocks = 0;
+	uint64_t blocks = 0;
+	double us = 0;
 
 	for (unsigned i = 0; i < n; i++) {
 		if (speeds[i] <= 0)
 			return 0;
 		us += (double)rounds[i].bytes / speeds[i];
-		blocks += (double)(rounds[i].bytes / block_bytes);
+		blocks += rounds[i].bytes / block_bytes;
 	}
-	return us / blocks;
+	return us / (double)blocks;
 }
 
 static void size_row(struct spill_bench *s, uint64_t block_bytes, unsigned side, const struct spill_round *rounds)
