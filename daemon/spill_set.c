@@ -761,23 +761,22 @@ uint64_t spill_set_longest(const struct spill_set *set)
 
 unsigned spill_set_stuck(const struct spill_set *set)
 {
-	bool moves = false;
 	unsigned n = 0;
 
-	for (unsigned i = 0; i < set->n; i++) {
+	for (unsigned i = 0; i < set->n; i++)
+		if (set->members[i].spill && spill_stalled(set->members[i].spill, STALLED_NS))
+			n += spill_writing(set->members[i].spill);
+	for (unsigned i = 0; n && i < set->n; i++) {
 		const struct spill *spill = set->members[i].spill;
 		struct spill_stats stats;
 
-		if (!spill)
+		if (!spill || spill_stalled(spill, STALLED_NS))
 			continue;
-		if (spill_stalled(spill, STALLED_NS)) {
-			n += spill_writing(spill);
-			continue;
-		}
 		spill_stats(spill, &stats);
-		moves = moves || stats.takes_writes;
+		if (stats.takes_writes)
+			return n;
 	}
-	return moves ? n : 0;
+	return 0;
 }
 
 bool spill_set_stalled(const struct spill_set *set, uint64_t ns)

@@ -200,13 +200,23 @@ static void tier_read_done(void *owner, int res, spill_place place)
 		tier_serve(ns);
 }
 
+/* Its copy is in a store that hangs, or in none that serves. */
+static bool entry_hangs(const struct entry *e)
+{
+	struct spill_set *spill = e->ns->d->tier->spill;
+
+	return !spill || spill_set_hung(spill, e->cold);
+}
+
 void tier_start_reads(struct ns *ns)
 {
 	while (ns->restore_head) {
 		struct entry *e = ns->restore_head;
 		struct spill_record record = entry_record(e);
 
-		if (e->slot == NO_SLOT && e->cold && !e->doomed) {
+		bool hangs = e->slot == NO_SLOT && e->cold && entry_hangs(e);
+
+		if (e->slot == NO_SLOT && e->cold && !e->doomed && !hangs) {
 			if (!tier_make_room(ns, 1, TOPOLOGY_ANY))
 				return;
 			e->fill = block_begin_fill(ns, e);
@@ -228,6 +238,8 @@ void tier_start_reads(struct ns *ns)
 		e->io = ENTRY_IDLE;
 		if (e->slot != NO_SLOT) {
 			tier_entry_ready(e);
+		} else if (hangs && !e->doomed) { /* those behind it do not wait for that */
+			tier_entry_missed(e, KVP_MISS_TIER);
 		} else {
 			tier_entry_missed(e, KVP_MISS_EVICTED);
 			ns_entry_drop(e);
@@ -270,10 +282,10 @@ static struct kvp_wire_found tier_find(struct ns *ns, const struct kvp_key *key,
 	} else if (e->slot != NO_SLOT) {
 		found.state = KVP_HIT_RAM;
 		found.slot = e->slot;
+	} else if (entry_hangs(e)) {
+		found.reason = KVP_MISS_TIER;
 	} else if (e->io == ENTRY_READING || e->io == ENTRY_QUEUED) {
 		found.state = KVP_PENDING;
-	} else if (!ns->d->tier->spill || spill_set_hung(ns->d->tier->spill, e->cold)) {
-		found.reason = KVP_MISS_TIER;
 	} else {
 		found.state = KVP_HIT_SPILL;
 	}
@@ -314,7 +326,8 @@ static void tier_price(struct member *member, const struct kvp_key *keys, uint32
 
 /* ---- reading ahead ---- */
 
-/* Start reading a block nobody has asked for: into a slot that is free, and of those kept ready no more than half. */
+/* Start reading a block nobody has asked for: into a slot that is free, and of those kept ready no more than half.
+   Return: go on with others. */
 static bool tier_read_ahead_one(struct entry *e)
 {
 	struct ns *ns = e->ns;
@@ -323,6 +336,8 @@ static bool tier_read_ahead_one(struct entry *e)
 
 	if (ns->waits || ns->restore_head)
 		return false; /* those who ask come first */
+	if (entry_hangs(e))
+		return true;
 	if (ns->n_free <= ns->n_slots * ns->d->config.free_percent / 200 &&
 		(!ns_add_slab(ns, TOPOLOGY_ANY, false) || !ns->n_free))
 		return false;

@@ -449,7 +449,7 @@ static void ping_complain(const char *socket, int error, const char *why)
 	else if (fd >= 0) /* it answers, with a refusal */
 		complain("ping: the daemon at %s does not serve us: %s", socket, why[0] ? why : strerror(-error));
 	else
-		complain("ping: %s", why[0] ? why : strerror(-error));
+		complain("ping: %s%s%s", named ? "" : socket, named ? "" : ": ", why[0] ? why : strerror(-error));
 }
 
 int ping_command(int argc, char **argv)
