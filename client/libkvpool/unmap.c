@@ -122,7 +122,6 @@ static bool unmap_look(struct ns_map *map)
 	for (struct slab_map **at = &map->all; *at;) {
 		struct slab_map *slab = *at;
 		uint64_t number = slab->number;
-
 		bool looked_at = slab->held && slab_looked_at(slab);
 
 		more = more || looked_at;

@@ -395,9 +395,7 @@ static int answer_truncated(struct request *request)
 	return -KVP_EQUOTA;
 }
 
-/* @unwanted: descriptors were left with the kernel. */
-static int wire_packet(
-	struct kvp_client *client, size_t bytes, const int *fds, unsigned n_fds, bool truncated, bool unwanted)
+static int wire_packet(struct kvp_client *client, size_t bytes, const int *fds, unsigned n_fds, bool truncated)
 {
 	struct request *request;
 	struct kvp_msg msg;
@@ -426,7 +424,7 @@ static int wire_packet(
 	}
 	if (request) {
 		status = answer_body(request, msg.status, client->packet + sizeof(msg), bytes - sizeof(msg));
-		if (!unwanted && (truncated || n_fds != msg.n_fds)) {
+		if (!client->resuming && (truncated || n_fds != msg.n_fds)) {
 			status = answer_truncated(request);
 		} else {
 			memcpy(request->fds, fds, n_fds * sizeof(int));
@@ -454,7 +452,6 @@ int wire_receive(struct kvp_client *client)
 		.msg_control = control.bytes,
 		.msg_controllen = sizeof(control.bytes)};
 	int fds[KVP_WIRE_FDS_MAX], r;
-	bool unwanted = client->resuming;
 	unsigned n_fds;
 	ssize_t n;
 
@@ -462,7 +459,7 @@ int wire_receive(struct kvp_client *client)
 		return -KVP_EDETACHED;
 	/* The answer to HELLO brings the session object once more.  To close any descriptor of it would drop the process's
 	   record lock, and a daemon that looks just then takes us for dead; what is never received needs no closing. */
-	if (unwanted)
+	if (client->resuming)
 		msg.msg_controllen = 0;
 	do
 		n = recvmsg(client->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
@@ -477,7 +474,7 @@ int wire_receive(struct kvp_client *client)
 	if (msg.msg_flags & MSG_TRUNC)
 		r = -KVP_EPROTO;
 	else
-		r = wire_packet(client, (size_t)n, fds, n_fds, msg.msg_flags & MSG_CTRUNC, unwanted);
+		r = wire_packet(client, (size_t)n, fds, n_fds, msg.msg_flags & MSG_CTRUNC);
 	if (r < 0)
 		fds_close(fds, n_fds);
 	return r;

@@ -28,19 +28,6 @@ static int setup(void **state)
 	return 0;
 }
 
-static unsigned n_slabs_mapped(void)
-{
-	FILE *f = fopen("/proc/self/maps", "r");
-	char line[512];
-	unsigned n = 0;
-
-	assert_non_null(f);
-	while (fgets(line, sizeof(line), f))
-		n += strstr(line, "slab-") != NULL;
-	fclose(f);
-	return n;
-}
-
 /* As many blocks as the pool has room for, so that all slabs are mapped. */
 static void fill(const struct trial *t, uint64_t *k)
 {
@@ -74,9 +61,9 @@ static void change(const struct trial *t, unsigned n, uint64_t *k)
 static bool settles(const struct trial *t, unsigned most_mapped, unsigned most_descriptors)
 {
 	for (unsigned ms = 0; ms < 20000; ms += 10, usleep(10000))
-		if (n_slabs_mapped() <= most_mapped && host_n_fds(&t->host) <= most_descriptors)
+		if (wire_n_mapped("slab-") <= most_mapped && host_n_fds(&t->host) <= most_descriptors)
 			return true;
-	fprintf(stderr, "%u mapped, %u descriptors\n", n_slabs_mapped(), host_n_fds(&t->host));
+	fprintf(stderr, "%u mapped, %u descriptors\n", wire_n_mapped("slab-"), host_n_fds(&t->host));
 	return false;
 }
 
@@ -141,7 +128,7 @@ static void what_is_held_in_a_slab_that_was_taken_away_can_be_read_until_it_is_l
 
 	assert_int_equal(trial_put(t->ns, &key, NULL, 1, TRIAL_BLOCK), KVP_PUB_STORED);
 	assert_int_equal(kvp_acquire(t->ns, &key, 1, 0, kvp_deadline_ms(10000), &view), 1);
-	mapped = n_slabs_mapped();
+	mapped = wire_n_mapped("slab-");
 	breaker = fork();
 	if (!breaker)
 		break_a_slab(t);

@@ -119,19 +119,6 @@ static struct kvp_ns *copied_ns(const struct trial *t)
 	return ns;
 }
 
-static unsigned n_mapped(const char *object)
-{
-	FILE *f = fopen("/proc/self/maps", "r");
-	char line[512];
-	unsigned n = 0;
-
-	assert_non_null(f);
-	while (fgets(line, sizeof(line), f))
-		n += strstr(line, object) != NULL;
-	fclose(f);
-	return n;
-}
-
 static void staging_areas_of_daemons_that_are_gone_are_not_kept_mapped(void **state)
 {
 	struct trial *t = *state;
@@ -147,9 +134,9 @@ static void staging_areas_of_daemons_that_are_gone_are_not_kept_mapped(void **st
 		trial_start(t);
 		attached_again(t, epoch);
 	}
-	for (unsigned ms = 0; ms < 20000 && n_mapped("stage-") > 1; ms += 10)
+	for (unsigned ms = 0; ms < 20000 && wire_n_mapped("stage-") > 1; ms += 10)
 		usleep(10000);
-	assert_true(n_mapped("stage-") <= 1);
+	assert_true(wire_n_mapped("stage-") <= 1);
 	for (uint64_t i = 0; i < 12; i++) {
 		struct kvp_key key = wire_key(i);
 

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -432,6 +433,19 @@ unsigned host_n_maps(const struct host *host)
 	if (file)
 		fclose(file);
 	return n;
+}
+
+unsigned wire_n_mapped(const char *object)
+{
+	FILE *f = fopen("/proc/self/maps", "r");
+	char line[512];
+	unsigned n = 0;
+
+	while (f && fgets(line, sizeof(line), f))
+		n += strstr(line, object) != NULL;
+	if (f)
+		fclose(f);
+	return f ? n : UINT_MAX;
 }
 
 /* ---- messages ---- */

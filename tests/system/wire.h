@@ -64,6 +64,8 @@ uint64_t host_cpu_ms(const struct host *host);
 uint64_t host_rss_kib(const struct host *host);
 unsigned host_n_fds(const struct host *host);
 unsigned host_n_maps(const struct host *host);
+/** wire_n_mapped() - mappings of ours of objects whose path has this in it */
+unsigned wire_n_mapped(const char *object);
 
 /* ---- a client ---- */
 
