@@ -687,8 +687,10 @@ int64_t room_take(struct kvp_ns *ns, uint32_t n, bool with_private, uint64_t dea
 uint32_t private_rooms(struct kvp_ns *ns, uint32_t n, struct room *rooms);
 void room_put_back(const struct room *room);
 struct room room_of(const struct hold *hold);
-/** stage_move() - a block of a staging area the daemon no longer knows, to the present one. Return: false: it cannot be published. */
-bool stage_move(struct kvp_client *client, struct room *room, uint64_t used_bytes);
+/** stage_move() - a block of a staging area the daemon no longer knows, to the present one.
+ *  @left: NULL, or where somebody may read it on: is given the old one, to be put back later, unless it holds one already.
+ *  Return: false: it cannot be published. */
+bool stage_move(struct kvp_client *client, struct room *room, uint64_t used_bytes, struct room *left);
 void stage_put(struct stage *stage, uint64_t slot);
 uint32_t stage_rooms(struct ns_map *map, uint32_t n, uint64_t deadline_ns, struct room *rooms);
 /** stock_trim() - after putting back many */
@@ -718,6 +720,7 @@ char *grant_data(const struct ns_map *map, uint64_t slot, uint64_t generation);
 
 struct batch_item {
 	struct room room;
+	struct room left; /* with keep_rooms: where it lay before it moved, and may be read; HOLD_NONE: it did not */
 	struct kvp_key key, parent;
 	uint64_t used_bytes;
 	uint32_t used_tokens;

@@ -23,6 +23,12 @@ static struct kvp_wire_item *batch_wire(const struct batch *batch, uint32_t i)
 	       i;
 }
 
+static bool item_move(struct batch *batch, struct batch_item *item)
+{
+	return stage_move(
+		batch->request->client, &item->room, item->used_bytes, batch->keep_rooms ? &item->left : NULL);
+}
+
 /* Before it is sent on a new connection. A new daemon has no staging areas: what lay in the old one moves. */
 static int batch_again(struct request *request, bool same_epoch)
 {
@@ -35,7 +41,7 @@ static int batch_again(struct request *request, bool same_epoch)
 			continue;
 		if (same_epoch)
 			batch->keep_stage = true; /* the copy the first message started may still be under way */
-		else if (stage_move(request->client, &item->room, item->used_bytes))
+		else if (item_move(batch, item))
 			batch_wire(batch, i)->slot = item->room.slot;
 		else
 			batch_wire(batch, i)->slot = SLOT_NONE; /* is refused */
@@ -69,7 +75,7 @@ struct batch_item *batch_add(struct batch *batch, const struct room *room, const
 
 	*item = (struct batch_item){
 		.room = *room, .key = *key, .parent = *parent, .used_tokens = used_tokens, .used_bytes = used_bytes};
-	if (room->kind == HOLD_STAGED && !stage_move(batch->request->client, &item->room, used_bytes))
+	if (room->kind == HOLD_STAGED && !item_move(batch, item))
 		return NULL;
 	if (item->room.kind == HOLD_STAGED)
 		batch->request->only_on = ((struct stage *)item->room.owner)->connection;

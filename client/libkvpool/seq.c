@@ -46,6 +46,7 @@ uint32_t cell_drop(struct cell *cell)
 		lost = 1;
 	}
 	room_put_back(&cell->room);
+	room_put_back(&cell->left);
 	free(cell);
 	return lost;
 }
@@ -572,8 +573,15 @@ void seq_sync(struct kvp_seq *seq)
 	for (uint64_t b = seq->n_settled; b < seq->n_cells; b++) {
 		struct cell *cell = seq->cells[b];
 
-		/* while a fork may be reading our own copy it stays */
-		if (!cell || cell_state(cell) != CELL_ELSEWHERE || atomic_load(&cell->refs) != 1)
+		/* while it is on its way it is the keeper's; while a fork may be reading our own copy that stays */
+		if (!cell || cell_state(cell) == CELL_SENT || atomic_load(&cell->refs) != 1)
+			continue;
+		if (cell->left.kind != HOLD_NONE) {
+			cell->data = cell->room.data;
+			room_put_back(&cell->left);
+			cell->left.kind = HOLD_NONE;
+		}
+		if (cell_state(cell) != CELL_ELSEWHERE)
 			continue;
 		atomic_store_explicit(&cell->state, CELL_STORED, memory_order_release);
 		room_put_back(&cell->room);
@@ -725,7 +733,7 @@ static int seq_open_tail(struct kvp_seq *seq, uint64_t n)
 	if (state == CELL_AWAY)
 		return fail(-KVP_EINVAL, "n: select the block that token %llu lies in first", (unsigned long long)n);
 	if (atomic_load(&(*at)->refs) == 1 && (state == CELL_OPEN || state == CELL_REFUSED) &&
-		(*at)->room.kind != HOLD_NONE) {
+		(*at)->room.kind != HOLD_NONE && (*at)->left.kind == HOLD_NONE) {
 		atomic_store(&(*at)->state, CELL_OPEN); /* it may be published as something else */
 		return 0;
 	}

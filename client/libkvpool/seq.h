@@ -30,6 +30,7 @@ struct cell {
 	bool is_private;
 	char *data; /* base of the memory it was made with, NULL: found */
 	struct room room; /* whose that memory is, HOLD_NONE: nobody's (any more); the keeper's while SENT */
+	struct room left; /* whose @data is if @room is where it moved to, for a new daemon; else HOLD_NONE */
 	struct spot spot; /* map NULL: none; else pinned */
 	uint64_t used; /* seq->tick of the last selection */
 };

@@ -29,7 +29,11 @@ static void cell_settle(struct cell *cell, const struct batch_item *item, struct
 {
 	enum cell_state state = CELL_REFUSED;
 
-	cell->room = item->room; /* a staging block may have moved */
+	cell->room = item->room; /* a staging block may have moved: it is read where it lay until seq_sync() */
+	if (cell->left.kind == HOLD_NONE)
+		cell->left = item->left;
+	else
+		room_put_back(&item->left);
 	if (item->again && ++cell->tries < TRIES) {
 		state = CELL_OPEN;
 	} else if (item->result == KVP_PUB_STORED || item->result == KVP_PUB_EXISTS) {
@@ -114,8 +118,11 @@ static bool seq_batch_send(struct kvp_seq *seq, struct batch *batch)
 			return true;
 		atomic_fetch_sub(&seq->tally->in_flight, 1);
 	}
-	for (uint32_t i = 0; i < batch->n; i++)
+	for (uint32_t i = 0; i < batch->n; i++) {
+		if (batch->items[i].left.kind != HOLD_NONE)
+			room_put_back(&batch->items[i].room); /* the cell has the one it was copied from */
 		atomic_store_explicit(&own->cells[i]->state, CELL_OPEN, memory_order_release);
+	}
 	seq_batch_free(batch);
 	return false;
 }

@@ -205,7 +205,7 @@ void stage_put(struct stage *stage, uint64_t slot)
 	pthread_mutex_unlock(&map->lock);
 }
 
-bool stage_move(struct kvp_client *client, struct room *room, uint64_t used_bytes)
+bool stage_move(struct kvp_client *client, struct room *room, uint64_t used_bytes, struct room *left)
 {
 	struct stage *stage = room->owner;
 	struct room to;
@@ -216,7 +216,10 @@ bool stage_move(struct kvp_client *client, struct room *room, uint64_t used_byte
 		return false;
 	memcpy(to.data, room->data, used_bytes);
 	count_add(client, COUNT_COPIED_BYTES, used_bytes);
-	stage_put(stage, room->slot);
+	if (left && left->kind == HOLD_NONE)
+		*left = *room;
+	else
+		stage_put(stage, room->slot);
 	*room = to;
 	return true;
 }

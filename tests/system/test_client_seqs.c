@@ -379,6 +379,77 @@ static void the_same_in_a_copied_namespace(void **state)
 	random_run(*state, 22, 4, KVP_LAYOUT_TILED, KVP_NS_COPIED, true);
 }
 
+/* ---- blocks of a copied namespace that were written for a daemon that is gone ---- */
+
+/* Moved to the staging area of the new one, which does not answer yet. */
+static struct model given_blocks_that_moved(struct host *host, const struct world *w, uint32_t seed)
+{
+	struct model m = given_sequence(w);
+	struct kvp_block_ref other;
+	uint32_t tokens[16];
+
+	tokens_of(tokens, 16, seed);
+	model_append_these(&m, tokens, 16);
+	host_kill(host);
+	assert_int_equal(host_start(host, NULL), 0);
+	assert_true(wire_until(attached, w->client, 5000));
+	assert_int_equal(kvp_reserve(w->ns, 1, 0, kvp_deadline_ms(5000), &other), 1); /* now there is an area */
+	assert_int_equal(kill(host->pid, SIGSTOP), 0);
+	model_commit(&m, 16);
+	kvp_abandon(&other, 1);
+	wire_sleep_ms(1000); /* for the keeper to unmap what nobody looks at */
+	return m;
+}
+
+static void what_moves_to_a_new_daemon_is_read_where_it_was_written(void **state)
+{
+	struct host *host = *state;
+	struct world w = given_world(host->socket, 4, KVP_LAYOUT_HND, KVP_NS_COPIED);
+	struct model m = given_blocks_that_moved(host, &w, 9);
+
+	check_table(&w, &m);
+	assert_int_equal(kill(host->pid, SIGCONT), 0);
+	wait_published(&m, 4);
+	check_table(&w, &m);
+	kvp_seq_close(m.seq);
+	done_with(&w);
+}
+
+static void what_is_written_after_a_refusal_is_what_is_published(void **state)
+{
+	struct host *host = *state;
+	struct world w = given_world(host->socket, 4, KVP_LAYOUT_HND, KVP_NS_COPIED);
+	struct world full = given_world(host->socket, 16, KVP_LAYOUT_HND, 0);
+	struct kvp_block_ref *all = calloc(4096, sizeof(*all));
+	struct model m, probe = given_sequence(&w);
+	uint32_t tokens[16];
+	int64_t n;
+
+	n = kvp_reserve(full.ns, 4096, 0, kvp_deadline_ms(5000), all);
+	assert_true(n > 100);
+	m = given_blocks_that_moved(host, &w, 10);
+	assert_int_equal(kill(host->pid, SIGCONT), 0);
+	wire_sleep_ms(1500);
+	model_commit(&m, 16);
+	assert_int_equal(stats_of(&m).published, 0);
+	kvp_abandon(all, (uint32_t)n);
+	check_table(&w, &m);
+	model_truncate(&m, 2);
+	tokens_of(tokens, 16, 11);
+	model_append_these(&m, tokens + 2, 14);
+	check_table(&w, &m);
+	model_commit(&m, 16);
+	wait_published(&m, 4);
+	memcpy(tokens, m.tokens, sizeof(tokens));
+	assert_int_equal(match(&probe, tokens, 16), 12);
+	check_table(&w, &probe);
+	kvp_seq_close(m.seq);
+	kvp_seq_close(probe.seq);
+	free(all);
+	done_with(&w);
+	done_with(&full);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -395,6 +466,8 @@ int main(void)
 		TEST(any_series_of_calls_of_two_engines_keeps_every_row),
 		TEST(the_same_while_the_daemon_is_killed_again_and_again),
 		TEST(the_same_in_a_copied_namespace),
+		TEST(what_moves_to_a_new_daemon_is_read_where_it_was_written),
+		TEST(what_is_written_after_a_refusal_is_what_is_published),
 	};
 
 	if (getenv("KVPOOL_TEST_ONLY"))
