@@ -69,6 +69,7 @@ struct member {
 	struct stage *stage; /* COPIED: its staging area; NULL: none */
 	uint64_t stage_wish_ns,
 		stage_asked_ns; /* it found no room for one: since when, and when it last asked; 0: no */
+	uint32_t n_ahead; /* COPIED: publishes that wait for earlier ones, which bring a block's parent */
 	uint64_t cost_ns_per_token; /* to recompute, as this client says; 0: unknown */
 };
 

@@ -14,6 +14,7 @@
 
 #include "block.h"
 #include "peer.h"
+#include "kvpool_desc.h"
 #include "quota.h"
 #include "reuse.h"
 #include "session.h"
@@ -23,6 +24,7 @@
 #define JOBS_MAX 256 /* requests of one peer that wait */
 
 static void job_publish_step(struct job *job);
+static void member_publish_on(struct member *member);
 static bool job_grant(struct job *job, bool late);
 
 /* ---- jobs ---- */
@@ -117,6 +119,8 @@ void job_free(struct job *job)
 {
 	loop_timer_cancel(job->d->loop, &job->timer);
 	job_leave_list(job);
+	if (job->ahead && job->member)
+		job->member->n_ahead--;
 	if (job->peer)
 		job->peer->n_jobs--;
 	if (job->stage)
@@ -172,12 +176,16 @@ static void job_tell_wanted(struct job *job)
 
 static void job_answer_publish(struct job *job)
 {
+	struct member *member = job->member;
+
 	job_tell_wanted(job);
 	if (job->peer)
 		peer_answer(
 			job->peer, KVP_MSG_PUBLISH, job->id, 0, job->results, job->n * sizeof(*job->results), NULL, 0);
 	job_free(job);
+	member_publish_on(member);
 }
+
 static void job_deadline(struct loop_timer *timer)
 {
 	struct job *job = timer->owner;
@@ -363,8 +371,40 @@ static void job_copied(struct io_op *op, int64_t res)
 		job_free(job);
 		return;
 	}
+	member_publish_on(job->member);
 	job_publish_step(job);
 	tier_serve(ns);
+}
+
+/* Is what comes next to be below a block that an earlier publish of the same member is still copying, or waits to? */
+static bool job_is_ahead_of_parent(const struct job *job)
+{
+	const struct kvp_wire_item *item = &job->items[job->at];
+
+	if (job->at == job->n || kvp_key_is_none(&item->parent) || ns_entry_above(job->ns, &item->parent))
+		return false;
+	for (const struct job *older = job->all_next; older != &job->d->tier->jobs; older = older->all_next)
+		if (older->kind == JOB_PUBLISH && older->member == job->member)
+			return true;
+	return false;
+}
+
+/* An earlier one has come further, or has ended: those that waited for it, the oldest first.  A step may end jobs, and
+ * then comes here too, so each look begins anew. */
+static void member_publish_on(struct member *member)
+{
+	struct job *all = &member->session->d->tier->jobs, *job = all->all_prev;
+
+	while (job != all && member->n_ahead) {
+		if (job->member != member || !job->ahead || job_is_ahead_of_parent(job)) {
+			job = job->all_prev;
+			continue;
+		}
+		job->ahead = false;
+		member->n_ahead--;
+		job_publish_step(job);
+		job = all->all_prev;
+	}
 }
 
 /* Go on with the items until one must wait: for its copy, or for a slot. */
@@ -376,6 +416,11 @@ static void job_publish_step(struct job *job)
 		struct kvp_wire_item *item = &job->items[job->at];
 		struct kvp_wire_result *result = &job->results[job->at];
 
+		if (job_is_ahead_of_parent(job)) {
+			job->ahead = true;
+			job->member->n_ahead++;
+			return;
+		}
 		if (!job->stage || item->slot >= job->stage->n_blocks || !item->used_bytes ||
 			!(item->flags & KVP_ITEM_STAGED)) {
 			result->result = -KVP_EINVAL;

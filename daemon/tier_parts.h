@@ -55,6 +55,7 @@ struct job {
 	struct kvp_wire_result *results;
 	uint32_t at; /* PUBLISH: item being worked on */
 	uint64_t fill; /* PUBLISH: slot being copied into, or NO_SLOT */
+	bool ahead; /* PUBLISH: waits for an earlier one of the same member, that publishes its next block's parent */
 	struct io_op op;
 	struct stage *stage; /* PUBLISH: of the member, that may go */
 	uint64_t n_done; /* DRAIN, EVICT */

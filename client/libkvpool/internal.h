@@ -687,11 +687,15 @@ int64_t room_take(struct kvp_ns *ns, uint32_t n, bool with_private, uint64_t dea
 uint32_t private_rooms(struct kvp_ns *ns, uint32_t n, struct room *rooms);
 void room_put_back(const struct room *room);
 struct room room_of(const struct hold *hold);
+/** stage_is_lost() - is it of a staging area the daemon no longer knows? */
+bool stage_is_lost(const struct room *room);
 /** stage_move() - a block of a staging area the daemon no longer knows, to the present one.
  *  @left: NULL, or where somebody may read it on: is given the old one, to be put back later, unless it holds one already.
  *  Return: false: it cannot be published. */
 bool stage_move(struct kvp_client *client, struct room *room, uint64_t used_bytes, struct room *left);
 void stage_put(struct stage *stage, uint64_t slot);
+/** stage_ready() - ask for an area if there is none, so that blocks can move to it; by a thread that may wait a little */
+void stage_ready(struct ns_map *map);
 uint32_t stage_rooms(struct ns_map *map, uint32_t n, uint64_t deadline_ns, struct room *rooms);
 /** stock_trim() - after putting back many */
 void stock_trim(struct ns_map *map);
@@ -729,7 +733,8 @@ struct batch_item {
 	/* filled by batch_settle() */
 	uint8_t result; /* enum kvp_publish_result */
 	bool room_kept; /* not used up: back to whoever gave it */
-	bool again; /* EXISTS, but the other one was gone already */
+	bool again; /* EXISTS, but the other one was gone already; or it had nowhere to move to */
+	bool no_parent; /* not admitted: the parent is not there any more, or not yet: it may be on its way again */
 	struct spot spot; /* pinned, with want_spot and STORED or EXISTS */
 };
 struct batch {

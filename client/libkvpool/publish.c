@@ -205,6 +205,7 @@ static void item_settle(struct batch *batch, struct batch_item *item, const stru
 
 	item->room_kept = false;
 	item->again = false;
+	item->no_parent = result->result == KVP_PUB_REJECTED;
 	if (!staged &&
 		(result->result == KVP_PUB_STORED || (result->result < 0 && item_was_stored(batch->map, item)))) {
 		item_stored_in_place(batch, item);
@@ -213,6 +214,7 @@ static void item_settle(struct batch *batch, struct batch_item *item, const stru
 	} else {
 		item->result = batch->map->session->gone || batch->map->lost ? KVP_PUB_GONE : KVP_PUB_REJECTED;
 		item->room_kept = true;
+		item->again = staged && stage_is_lost(&item->room); /* it had nowhere to move to: nobody refused it */
 	}
 }
 
@@ -402,10 +404,24 @@ static int publish_batch(struct publish *p, struct batch *batch)
 	return r;
 }
 
+/* What was written for a daemon that is gone has somewhere to go. */
+static void publish_make_ready(struct publish *p)
+{
+	for (uint32_t i = 0; i < p->n; i++) {
+		struct room room = room_of(hold_get(p->items[i].block->opaque[0]));
+
+		if (room_verdict(p, &room) == 0 && stage_is_lost(&room)) {
+			stage_ready(p->map);
+			return;
+		}
+	}
+}
+
 static int publish_wait(struct publish *p)
 {
 	int worst = 0;
 
+	publish_make_ready(p);
 	for (unsigned round = 0; round < REPEATS; round++) {
 		bool again = false;
 

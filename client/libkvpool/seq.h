@@ -11,7 +11,7 @@
  *
  *	OPEN -> SENT -> STORED		by compare-and-swap of the sequence that publishes it, then by the keeper
  *		     -> ELSEWHERE	the key was there: the other block is pinned, our own still read; -> STORED by seq_sync()
- *		     -> OPEN		the other one was gone already: publish again
+ *		     -> OPEN		the other one was gone already, or it had nowhere to move to: publish again
  *		     -> REFUSED		stays private, and what comes after it in the chain too
  *	STORED -> AWAY -> STORED	seq_sparse.c: let go of, pinned again when it is selected
  */

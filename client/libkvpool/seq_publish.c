@@ -34,7 +34,7 @@ static void cell_settle(struct cell *cell, const struct batch_item *item, struct
 		cell->left = item->left;
 	else
 		room_put_back(&item->left);
-	if (item->again && ++cell->tries < TRIES) {
+	if ((item->again || item->no_parent) && ++cell->tries < TRIES) {
 		state = CELL_OPEN;
 	} else if (item->result == KVP_PUB_STORED || item->result == KVP_PUB_EXISTS) {
 		atomic_fetch_add(&tally->published, 1);
@@ -144,7 +144,8 @@ static bool cell_is_at_home(const struct kvp_seq *seq, const struct cell *cell)
 	return home && (home == seq->map || home == seq->map->base);
 }
 
-/* A block that was made while there was no room or no daemon: copied into the pool, once that has room again. */
+/* A block that was made while there was no room or no daemon, or for one that is gone: copied into the pool, once that
+ * has room again. */
 static bool seq_heal(struct kvp_seq *seq, uint64_t b, uint32_t *healed)
 {
 	struct kvp_ns *ns = seq->ns;
@@ -177,7 +178,7 @@ static bool seq_batch_add(struct kvp_seq *seq, struct batch *batch, uint64_t b, 
 	struct cell *cell = seq->cells[b];
 	uint32_t open = CELL_OPEN;
 
-	if (cell->is_private) {
+	if (cell->is_private || stage_is_lost(&cell->room)) {
 		if (!seq_heal(seq, b, healed))
 			return false;
 		cell = seq->cells[b];

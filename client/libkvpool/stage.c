@@ -205,6 +205,19 @@ void stage_put(struct stage *stage, uint64_t slot)
 	pthread_mutex_unlock(&map->lock);
 }
 
+bool stage_is_lost(const struct room *room)
+{
+	struct stage *stage = room->owner;
+	bool lost;
+
+	if (room->kind != HOLD_STAGED)
+		return false;
+	pthread_mutex_lock(&stage->map->lock);
+	lost = !stage->current;
+	pthread_mutex_unlock(&stage->map->lock);
+	return lost;
+}
+
 bool stage_move(struct kvp_client *client, struct room *room, uint64_t used_bytes, struct room *left)
 {
 	struct stage *stage = room->owner;
@@ -244,6 +257,11 @@ static int stage_have(struct ns_map *map, uint64_t deadline_ns)
 	if (r == 0)
 		client_wake(map->session->client); /* it looks from now on whether it is still used */
 	return r;
+}
+
+void stage_ready(struct ns_map *map)
+{
+	stage_have(map, after_ms(TRY_MS));
 }
 
 uint32_t stage_rooms(struct ns_map *map, uint32_t n, uint64_t deadline_ns, struct room *rooms)

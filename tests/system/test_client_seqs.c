@@ -450,6 +450,77 @@ static void what_is_written_after_a_refusal_is_what_is_published(void **state)
 	done_with(&full);
 }
 
+static void a_sequence_goes_on_being_published_while_the_daemon_is_killed(void **state)
+{
+	struct host *host = *state;
+	struct world w = given_world(host->socket, 4, KVP_LAYOUT_HND, KVP_NS_COPIED);
+	struct model m = given_sequence(&w);
+	uint32_t tokens[TOKENS_MAX];
+
+	tokens_of(tokens, TOKENS_MAX, 12);
+	for (unsigned i = 0; i < 500; i++) {
+		model_append_these(&m, tokens + i, 1);
+		if (i % 100 == 50) {
+			host_kill(host);
+			model_commit(&m, m.n); /* what is sent now has nowhere to move to when it is sent again */
+			assert_int_equal(host_start(host, NULL), 0);
+		} else if (i % 8 == 0) {
+			model_commit(&m, m.n);
+		}
+	}
+	model_commit(&m, 500);
+	wait_published(&m, 125);
+	check_table(&w, &m);
+	kvp_seq_close(m.seq);
+	done_with(&w);
+}
+
+static void a_block_written_for_a_daemon_that_is_gone_is_published_to_the_next(void **state)
+{
+	struct host *host = *state;
+	struct world w = given_world(host->socket, 4, KVP_LAYOUT_HND, KVP_NS_COPIED);
+	struct kvp_block_ref block;
+	struct kvp_publish_item item = {.block = &block, .key = {{13, 13}}, .used_tokens = 4};
+	uint8_t result;
+
+	assert_int_equal(kvp_reserve(w.ns, 1, 0, kvp_deadline_ms(5000), &block), 1);
+	memset(block.data, 1, 64);
+	host_kill(host);
+	assert_int_equal(host_start(host, NULL), 0);
+	assert_true(wire_until(attached, w.client, 5000));
+	assert_int_equal(kvp_publish(w.ns, &item, 1, &result), 1);
+	assert_int_equal(result, KVP_PUB_STORED);
+	done_with(&w);
+}
+
+static void a_chain_is_published_by_calls_that_do_not_wait(void **state)
+{
+	enum { N = 64 };
+	struct host *host = *state;
+	struct world w = given_world(host->socket, 4, KVP_LAYOUT_HND, KVP_NS_COPIED);
+	struct kvp_block_ref blocks[N];
+	struct kvp_key keys[N];
+	struct kvp_match_part part = {.ns = w.ns, .keys = keys};
+
+	for (uint32_t round = 0; round < 20; round++) {
+		assert_int_equal(kvp_reserve(w.ns, N, 0, kvp_deadline_ms(5000), blocks), N);
+		for (uint32_t i = 0; i < N; i++) {
+			struct kvp_publish_item item = {.block = &blocks[i], .used_tokens = 4};
+
+			keys[i] = (struct kvp_key){{14 + round, 1 + i}};
+			item.key = keys[i];
+			if (i)
+				item.parent = keys[i - 1];
+			memset(blocks[i].data, 1, 64);
+			assert_int_equal(kvp_publish(w.ns, &item, 1, NULL), 1);
+		}
+		for (unsigned ms = 0; ms < 5000 && kvp_match(&part, 1, N, 0, NULL) < N; ms += 10)
+			wire_sleep_ms(10);
+		assert_int_equal(kvp_match(&part, 1, N, 0, NULL), N);
+	}
+	done_with(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -468,6 +539,9 @@ int main(void)
 		TEST(the_same_in_a_copied_namespace),
 		TEST(what_moves_to_a_new_daemon_is_read_where_it_was_written),
 		TEST(what_is_written_after_a_refusal_is_what_is_published),
+		TEST(a_sequence_goes_on_being_published_while_the_daemon_is_killed),
+		TEST(a_block_written_for_a_daemon_that_is_gone_is_published_to_the_next),
+		TEST(a_chain_is_published_by_calls_that_do_not_wait),
 	};
 
 	if (getenv("KVPOOL_TEST_ONLY"))
