@@ -317,7 +317,7 @@ static uint32_t hold_since(const struct entry *e)
 }
 
 /* A use of this very tick is its own, unless the slot has one already: then that is of the block that was there before. */
-void block_hold(struct entry *e)
+static void block_hold_anew(struct entry *e)
 {
 	struct ns *ns = e->ns;
 	uint32_t used = daemon_tick(ns->d) - 1;
@@ -325,6 +325,12 @@ void block_hold(struct entry *e)
 	if (e->slot != NO_SLOT)
 		session_pins(ns->d, slot_place(ns, e->slot), slot_index(ns, e->slot), &used);
 	e->hold_until = used + 1 + TICKS_PER_SECOND;
+}
+
+void block_hold(struct entry *e)
+{
+	if (!e->hold_until || e->parent || kvp_key_is_none(&e->parent_key))
+		block_hold_anew(e);
 }
 
 void block_used(struct entry *e, uint32_t used)
@@ -504,7 +510,7 @@ void block_publish_fill(struct entry *e, uint64_t slot)
 	if (atomic_load(&e->ns->blocks[slot].layers))
 		block_tell_layers(e->ns, slot, 0); /* who waits sees the word */
 	events_stored(e, KVP_HIT_RAM);
-	block_hold(e);
+	block_hold_anew(e);
 }
 
 /* ---- evict ---- */

@@ -59,7 +59,8 @@ bool block_evict(struct entry *e);
 bool block_forget(struct entry *e, void (*went)(void *owner, const struct entry *e), void *owner);
 /** block_let_go() - as block_forget(), of it alone: what hangs below it stays, without a parent. Return: false: in use. */
 bool block_let_go(struct entry *e);
-/** block_hold() - keep it from eviction until whoever was told of it has used it, for about a second at most */
+/** block_hold() - keep it from eviction until whoever was told of it has used it, for about a second at most.  One without its
+ *  parent is held for its second once: who asks for its chain again and again does not keep it from going (orphan.h) */
 void block_hold(struct entry *e);
 /** block_used() - somebody used it in tick @used: if that is after block_hold(), it is held no longer */
 void block_used(struct entry *e, uint32_t used);

@@ -447,9 +447,9 @@ bool ns_link_some(struct ns *ns, uint64_t *at, uint64_t n, bool drop)
 	for (; n && *at < ns->entries.n_buckets; n--, (*at)++) {
 		if (drop)
 			bucket_drop_unreachable(ns, *at);
-		for (struct entry *e = drop ? NULL : ns->entries.buckets[*at]; e; e = e->hash_next)
-			if (!e->doomed)
-				ns_entry_link(e);
+		for (struct entry *e = ns->entries.buckets[*at]; e; e = e->hash_next)
+			if (!e->doomed && !ns_entry_link(e) && drop && e->slot != NO_SLOT)
+				orphan_add(e);
 	}
 	return *at < ns->entries.n_buckets;
 }

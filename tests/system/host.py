@@ -84,6 +84,14 @@ class Host:
         self.workers.append(process)
         return process
 
+    def how_it_is(self):
+        """Does the daemon run? Else how it ended, and where: what asked it in vain may be the first to notice."""
+        try:
+            status = self.daemon.wait(1)
+        except subprocess.TimeoutExpired:
+            return "kvpoold runs"
+        return "kvpoold ended by itself with status %d\n%s" % (status, self.kvctl("stats", "--post-mortem").stdout)
+
     def counts(self):
         with open(self.totals, "rb") as file:
             return dict(zip(TOTALS, struct.unpack("<%dQ" % len(TOTALS), file.read(8 * len(TOTALS)))))
@@ -99,7 +107,8 @@ class Host:
             raise Failed("wrong bytes were read after %s" % what)
         done = self.kvctl("check")
         if done.returncode:
-            raise Failed("kvctl check after %s:\n%s%s%s" % (what, done.stdout, done.stderr, self.namespaces()))
+            raise Failed("kvctl check after %s:\n%s%s%s%s" % (
+                what, done.stdout, done.stderr, self.namespaces(), self.how_it_is()))
 
     def namespaces(self):
         """Which name has which id in check's lines."""

@@ -623,6 +623,81 @@ static void what_hangs_below_a_condemned_slab_goes_at_once_and_what_is_held_when
 	done_with(f);
 }
 
+/* A chain of two, the lower one in memory and without the upper one. */
+static struct entry *given_orphan(struct fixture *f)
+{
+	struct entry *parent = given_block(f, NULL), *e = given_block(f, &parent->key);
+
+	assert_true(block_let_go(parent));
+	assert_null(e->parent);
+	assert_non_null(f->d.orphans);
+	return e;
+}
+
+static void what_lost_its_parent_and_went_to_the_store_meanwhile_is_forgotten_there_too(void **state)
+{
+	struct fixture *f = given_pool(13);
+	struct entry *e = given_orphan(f);
+	struct kvp_key key = e->key;
+
+	(void)state;
+	e->cold = 1;
+	atomic_fetch_add(&f->row.counters.clean, 1);
+	assert_true(block_evict(e)); /* before anybody looked for orphans */
+	assert_int_equal(atomic_load(&f->row.counters.cold), 1);
+	e->io = ENTRY_READING; /* somebody has asked for it */
+	orphan_step(&f->d);
+	assert_ptr_equal(ns_entry(&f->ns, &key), e);
+	e->io = ENTRY_IDLE;
+	orphan_step(&f->d);
+	assert_null(ns_entry(&f->ns, &key));
+	assert_int_equal(atomic_load(&f->row.counters.cold), 0);
+	assert_null(f->d.orphans);
+	done_with(f);
+}
+
+static void who_asks_for_what_lost_its_parent_again_and_again_does_not_keep_it(void **state)
+{
+	struct fixture *f = given_pool(14);
+	struct kvp_key key = given_orphan(f)->key;
+	uint32_t tick = 0;
+	struct entry *e;
+
+	(void)state;
+	for (; (e = ns_entry(&f->ns, &key)) && tick < 3 * TICKS_PER_SECOND; tick++) {
+		block_hold(e);
+		atomic_fetch_add(&f->d.pool.header->tick, 1);
+		if (tick % (TICKS_PER_SECOND / 10) == 0)
+			orphan_step(&f->d);
+	}
+	/* its second, and until it is looked at */
+	assert_in_range(tick, TICKS_PER_SECOND - 1, TICKS_PER_SECOND * 12 / 10);
+	assert_null(e);
+	done_with(f);
+}
+
+static void what_hangs_below_nothing_when_the_last_missing_store_is_there_goes(void **state)
+{
+	struct fixture *f = given_pool(15);
+	struct entry *parent = given_block(f, NULL), *e = given_block(f, &parent->key);
+	struct kvp_key key = e->key;
+	uint64_t at = 0;
+
+	(void)state;
+	parent->cold = 1;
+	atomic_fetch_add(&f->row.counters.clean, 1);
+	assert_true(block_evict(parent));
+	ns_entry_part(parent); /* its drive was pulled: the parent may come back */
+	orphan_step(&f->d);
+	assert_ptr_equal(ns_entry(&f->ns, &key), e);
+	while (ns_link_some(&f->ns, &at, 1, true)) /* it is back, and did not have it */
+		;
+	orphan_step(&f->d);
+	assert_null(ns_entry(&f->ns, &key));
+	assert_int_equal(atomic_load(&f->row.counters.published), 0);
+	done_with(f);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -644,6 +719,9 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_move_cut_short_by_a_kill_leaves_the_copy_somebody_may_hold),
 		cmocka_unit_test(a_condemned_slab_gives_up_all_its_blocks_and_grants_and_no_new_ones),
 		cmocka_unit_test(what_hangs_below_a_condemned_slab_goes_at_once_and_what_is_held_when_it_is_let_go),
+		cmocka_unit_test(what_lost_its_parent_and_went_to_the_store_meanwhile_is_forgotten_there_too),
+		cmocka_unit_test(who_asks_for_what_lost_its_parent_again_and_again_does_not_keep_it),
+		cmocka_unit_test(what_hangs_below_nothing_when_the_last_missing_store_is_there_goes),
 	};
 
 	if (argc > 1)
