@@ -676,8 +676,10 @@ static bool block_move_to(struct entry *e, const struct slab *away_from, unsigne
 		return false;
 	}
 	memcpy(ns_slot_data(ns, to), ns_slot_data(ns, from), e->bytes);
-	if (guard_condemned(away_from->guard)) { /* a writer cut it: what was copied is not what was published */
-		block_unpublish(e);
+	if (guard_condemned(away_from->guard)) {
+		/* a writer cut it: what was copied is not what was published.  Put back: it goes with its slab, and is not gone under
+		   the hands of who wanted it moved */
+		block_set_word(ns, from, kvp_word_generation(block_word(ns, from)), KVP_BLOCK_PUBLISHED);
 		block_free(ns, to);
 		return false;
 	}

@@ -9,6 +9,9 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "block_fixture.h"
 #include "daemon/orphan.h"
 #include "kvpool_desc.h"
@@ -698,6 +701,36 @@ static void what_hangs_below_nothing_when_the_last_missing_store_is_there_goes(v
 	done_with(f);
 }
 
+static void a_block_whose_slab_was_cut_under_a_move_stays_until_the_slab_is_condemned(void **state)
+{
+	struct fixture *f = given_pool(16);
+	struct entry *e = given_block(f, NULL);
+	struct slab *slab = ns_slab(&f->ns, e->slot);
+	int fd = memfd_create("slab", MFD_CLOEXEC);
+	void *whole = slab->map;
+
+	(void)state;
+	assert_int_equal(guard_init(), 0); /* cmocka put its own handler in its place */
+	assert_int_equal(ftruncate(fd, WIDTH * BLOCK), 0);
+	slab->map = mmap(NULL, WIDTH * BLOCK, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	assert_true(slab->map != MAP_FAILED);
+	slab->guard = guard_add(slab->map, WIDTH * BLOCK);
+	assert_int_equal(ftruncate(fd, 0), 0);
+	slab_withdraw(slab);
+	assert_false(block_move(e, slab));
+	assert_true(guard_condemned(slab->guard));
+	slab_give_again(slab);
+	assert_ptr_equal(ns_entry(&f->ns, &e->key), e); /* who wanted it moved goes on with it */
+	assert_int_equal(state_of(f, e->slot), KVP_BLOCK_PUBLISHED);
+	all_agree(f);
+	guard_remove(slab->guard);
+	slab->guard = GUARD_NONE;
+	munmap(slab->map, WIDTH * BLOCK);
+	close(fd);
+	slab->map = whole;
+	done_with(f);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -719,6 +752,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_move_cut_short_by_a_kill_leaves_the_copy_somebody_may_hold),
 		cmocka_unit_test(a_condemned_slab_gives_up_all_its_blocks_and_grants_and_no_new_ones),
 		cmocka_unit_test(what_hangs_below_a_condemned_slab_goes_at_once_and_what_is_held_when_it_is_let_go),
+		cmocka_unit_test(a_block_whose_slab_was_cut_under_a_move_stays_until_the_slab_is_condemned),
 		cmocka_unit_test(what_lost_its_parent_and_went_to_the_store_meanwhile_is_forgotten_there_too),
 		cmocka_unit_test(who_asks_for_what_lost_its_parent_again_and_again_does_not_keep_it),
 		cmocka_unit_test(what_hangs_below_nothing_when_the_last_missing_store_is_there_goes),
