@@ -341,6 +341,35 @@ static void without_its_only_store_a_daemon_serves_and_takes_it_when_it_is_mount
 	assert_int_equal(get_all(s, N), N);
 }
 
+/* Memory is kept, and in it a block whose parent lies in the store that is gone. */
+static void what_hangs_below_a_store_that_is_missing_is_no_violation(void **state)
+{
+	struct several *s = *state;
+	char away[110], path[200];
+
+	trial_detach(&s->t);
+	assert_int_equal(host_stop(&s->t.host), 0);
+	several_options(s, 1);
+	trial_attach(&s->t);
+	for (unsigned k = 0; k < N; k++)
+		assert_int_equal(
+			trial_put(s->t.ns, &s->keys[k], k ? &s->keys[k - 1] : NULL, k, TRIAL_BLOCK), KVP_PUB_STORED);
+	assert_int_equal(TRIAL_KVCTL(&s->t, NULL, 0, "drain"), 0);
+	assert_int_equal(trial_get(s->t.ns, &s->keys[N - 10], N - 10, TRIAL_BLOCK), 1);
+	trial_detach(&s->t);
+	assert_int_equal(host_stop(&s->t.host), 0);
+	snprintf(away, sizeof(away), "%s.away", s->dirs[0]);
+	assert_int_equal(rename(s->dirs[0], away), 0);
+	assert_int_equal(host_start(&s->t.host, NULL), 0);
+	assert_int_equal(TRIAL_KVCTL(&s->t, NULL, 0, "check"), 0);
+	assert_int_equal(rename(away, s->dirs[0]), 0);
+	snprintf(path, sizeof(path), "spill store %s is back: ", s->dirs[0]);
+	assert_true(host_logged(&s->t.host, path, 20000));
+	trial_attach(&s->t);
+	assert_int_equal(get_all(s, N), N);
+	assert_int_equal(TRIAL_KVCTL(&s->t, NULL, 0, "check"), 0);
+}
+
 /* A directory is a symbolic link here, where an operator has a mount point. */
 static void where_the_file_system_of_a_store_is_gone_none_is_made_below(void **state)
 {
@@ -516,6 +545,7 @@ int main(void)
 		SEVERAL(a_store_missing_at_the_start_joins_while_the_daemon_serves),
 		SEVERAL(while_one_of_several_stores_hangs_nobody_waits_for_it),
 		SEVERAL(without_its_only_store_a_daemon_serves_and_takes_it_when_it_is_mounted),
+		SEVERAL(what_hangs_below_a_store_that_is_missing_is_no_violation),
 		SEVERAL(where_the_file_system_of_a_store_is_gone_none_is_made_below),
 		SEVERAL(a_store_more_and_a_store_less_are_taken_at_the_next_start),
 		SEVERAL(blocks_on_a_raw_device_come_back_after_a_kill_and_a_reboot_and_kvctl_reads_them),
