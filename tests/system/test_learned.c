@@ -223,6 +223,7 @@ struct driven {
 	FILE *trace;
 	char path[128];
 	uint64_t hits;
+	bool gave_back; /* the last slot it was given: what was evicted for it was the parent of its block, say */
 };
 
 static struct kvp_key key_at(unsigned chain, unsigned k)
@@ -254,6 +255,7 @@ static void serve(struct driven *d, uint64_t begin, unsigned chain, unsigned n)
 	for (; k < n; k++) {
 		int r = wire_put(&d->ns, &told.keys[k], k ? &told.keys[k - 1] : NULL, k, 2000);
 
+		d->gave_back = r != KVP_PUB_STORED;
 		if (r == KVP_PUB_REJECTED)
 			break;
 		assert_true(r == KVP_PUB_STORED || r == KVP_PUB_EXISTS);
@@ -311,7 +313,7 @@ static void a_daemon_driven_with_a_trace_finds_what_replay_says_or_learns_to_fin
 				3 + (seed >> 20) % (DEPTH - 2));
 	}
 	fclose(d->trace);
-	assert_int_equal(atomic_load(&host_ns_row(&d->host, d->ns.id)->counters.published), ROOM);
+	assert_int_equal(atomic_load(&host_ns_row(&d->host, d->ns.id)->counters.published), ROOM - d->gave_back);
 	assert_int_equal(atomic_load(&host_ns_row(&d->host, d->ns.id)->counters.policy), learned ? 2 : 0);
 	/* which keys are sampled, and so when it begins to lead, is the daemon's own: test_replay_daemon.c compares that too */
 	said = replayed(d, "lru");
