@@ -84,7 +84,7 @@ bool quota_spill_allows(struct ns *ns, uint64_t bytes)
 {
 	const struct config *config = &ns->d->config;
 	struct tier *tier = ns->d->tier;
-	uint64_t span = spill_span(bytes);
+	uint64_t span = SPILL_PAGE + spill_pages(bytes); /* a header has a page at most */
 	const struct quota_share *share = config->namespace_max_spill ? share_find(tier, ns->id) : NULL;
 
 	if (config->namespace_max_spill && (share ? share->bytes : 0) + span > config->namespace_max_spill)

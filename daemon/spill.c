@@ -1,7 +1,7 @@
 /*
  * spill.c - see spill.h: the interface, and transfers from the caller's memory to a record and back
  *
- * A transfer has two pages of its own for headers and is otherwise the caller's memory.  It is used from the call that
+ * A transfer has two pages of its own for headers, with which it can fold and unfold one, and is otherwise the caller's memory.  It is used from the call that
  * starts it to its done(), which may start others.
  *
  * A record that is to be packed has no place until the worker has packed it, for only then its length is known: the write
@@ -108,19 +108,9 @@ static void transfer_submit(
 	spill_submit(t->spill, &t->op);
 }
 
-static uint64_t data_pages(uint64_t bytes)
+static uint32_t unit_of(const struct spill *spill)
 {
-	return spill_span(bytes) - SPILL_PAGE;
-}
-
-static struct spill_spot record_spot(const struct spill *spill, uint32_t i, const struct record *record)
-{
-	uint64_t in_segment = (uint64_t)record->page * SPILL_PAGE;
-
-	return (struct spill_spot){.uuid = spill->file.super.uuid,
-		.sequence = spill->segments[i].sequence,
-		.off = segment_off(spill, i) + in_segment,
-		.room = spill->file.super.segment_bytes - in_segment};
+	return spill->file.super.unit;
 }
 
 /* ---- write ---- */
@@ -169,7 +159,7 @@ static void write_done(struct io_op *op, int64_t res)
 	segment->dirty_serial = spill->write_serial;
 	segment_let_live(spill, t->segment, t->index, t->cookie);
 	if (!t->packing)
-		t->told = (struct spill_packed){.bytes = t->record.bytes, .stored = data_pages(t->record.bytes)};
+		t->told = (struct spill_packed){.bytes = t->record.bytes, .stored = spill_pages(t->record.bytes)};
 	spill->stats.writes++;
 	spill->stats.write_bytes += (uint64_t)res;
 	transfer_end(t, 0, t->place);
@@ -215,8 +205,10 @@ static void write_encrypt(struct transfer *t)
 		t->spill->cipher, t->head + SPILL_PAGE, &t->spot, &t->record, t->layers, data, t->pack);
 	if (t->bad < 0) {
 		memset(t->head + SPILL_PAGE, 0, SPILL_PAGE);
-		memset(t->pack, 0, data_pages(spill_data_bytes(&t->record)));
+		memset(t->pack, 0, spill_pages(spill_data_bytes(&t->record)));
+		return;
 	}
+	spill_header_fold(t->head + SPILL_PAGE, unit_of(t->spill));
 }
 
 /* In the worker: the headers, with the data's checksum. */
@@ -237,6 +229,7 @@ static void write_before(struct io_op *op)
 		spill_hash_data(op->iov[1].iov_base, spill_data_bytes(&t->record)));
 	if (t->layers)
 		spill_record_set_layers(t->head + SPILL_PAGE, t->layers, op->iov[1].iov_base);
+	spill_header_fold(t->head + SPILL_PAGE, unit_of(t->spill));
 }
 
 /* Of a whole block in a namespace with layers, going or lying plain. */
@@ -253,40 +246,48 @@ static void write_submit(struct transfer *t)
 {
 	struct spill *spill = t->spill;
 	const void *data = t->packed || spill->cipher ? t->pack : t->data;
-	uint64_t head_bytes = t->index == 0 ? 2 * SPILL_PAGE : SPILL_PAGE;
-	uint64_t off;
+	uint64_t before = t->index == 0 ? SPILL_PAGE : 0;
 
 	t->spot = record_spot(spill, t->segment, &spill->segments[t->segment].records[t->index]);
-	off = t->spot.off + SPILL_PAGE - head_bytes;
-	t->op.iov[0] = (struct iovec){t->head + 2 * SPILL_PAGE - head_bytes, head_bytes};
-	t->op.iov[1] = (struct iovec){(void *)(uintptr_t)data, data_pages(spill_data_bytes(&t->record))};
-	transfer_submit(t, IO_WRITE, off, 2, write_done);
+	t->op.iov[0] = (struct iovec){t->head + SPILL_PAGE - before, before + t->record.header};
+	t->op.iov[1] =
+		(struct iovec){(void *)(uintptr_t)data, spill_round_up(spill_data_bytes(&t->record), unit_of(spill))};
+	transfer_submit(t, IO_WRITE, t->spot.off - before, 2, write_done);
+}
+
+/* As it will be encoded: what is encrypted is one layer at least. */
+static uint16_t write_header_bytes(const struct transfer *t)
+{
+	bool encrypted = t->spill->cipher != NULL;
+	uint32_t n = t->layers ? t->layers->n : encrypted;
+
+	return (uint16_t)spill_header_bytes(n, encrypted, unit_of(t->spill));
 }
 
 /* Its place, and on its way there. Return: 0; -errno as spill_write(). */
 static int write_place(struct transfer *t)
 {
 	struct spill *spill = t->spill;
-	uint64_t span = spill_span(spill_data_bytes(&t->record));
 	struct segment *segment;
 	int64_t i, index;
 
 	if (!spill->free_transfers) /* closing a segment takes one for its flush */
 		return -EAGAIN;
-	i = segment_for(spill, span);
+	t->record.header = write_header_bytes(t);
+	i = segment_for(spill, spill_span(&t->record, unit_of(spill)));
 	if (i == -ENOSPC)
 		health_full(spill, false, ENOSPC);
 	if (i < 0)
 		return (int)i;
 	segment = &spill->segments[i];
-	index = segment_add(segment, segment->used, &t->record, RECORD_WRITING);
+	index = segment_add(spill, (uint32_t)i, segment->used, &t->record, RECORD_WRITING);
 	if (index < 0)
 		return -EAGAIN;
 	share_add(spill, (uint32_t)i, &t->record);
 	t->segment = (uint32_t)i;
 	t->index = (uint32_t)index;
 	t->place = segment_place(spill, t->segment, t->index);
-	segment->used += span;
+	segment->used += spill_span(&t->record, unit_of(spill));
 	segment->n_writers++;
 	write_submit(t);
 	return 0;
@@ -299,17 +300,17 @@ static void pack_before(struct io_op *op)
 {
 	struct transfer *t = op->owner;
 	struct packer *packer = t->spill->packer;
-	uint64_t most = SPILL_SHORTER(data_pages(t->record.bytes) / SPILL_PAGE) * SPILL_PAGE;
+	uint64_t most = SPILL_SHORTER(spill_pages(t->record.bytes) / SPILL_PAGE) * SPILL_PAGE;
 	bool sample = t->record.codec == SPILL_SAMPLE;
 	int64_t n = packer_pack(packer, t->data, t->record.bytes, t->pack, most);
 
 	t->record.codec = SPILL_PLAIN;
 	t->told.codec = sample ? SPILL_SAMPLE : SPILL_PLAIN;
 	t->told.bytes = t->record.bytes;
-	t->told.stored = data_pages(t->record.bytes);
+	t->told.stored = spill_pages(t->record.bytes);
 	if (n <= 0)
 		return;
-	t->told.stored = data_pages((uint64_t)n);
+	t->told.stored = spill_pages((uint64_t)n);
 	if (sample) {
 		t->told.unpack_ns = packer_time(packer, t->pack, (uint64_t)n, t->record.bytes);
 		return;
@@ -368,9 +369,9 @@ static void transfer_lend(struct transfer *t, struct spill_memory *memory)
 int spill_write(struct spill *spill, const struct spill_record *record, const void *data, void *cookie,
 	spill_done_fn done, void *owner)
 {
-	uint64_t most = SPILL_SHORTER(data_pages(record->bytes) / SPILL_PAGE) * SPILL_PAGE;
+	uint64_t most = SPILL_SHORTER(spill_pages(record->bytes) / SPILL_PAGE) * SPILL_PAGE;
 	bool pack = record->codec != SPILL_PLAIN && most;
-	uint64_t room = spill->cipher ? data_pages(record->bytes) : most;
+	uint64_t room = spill->cipher ? spill_pages(record->bytes) : most;
 	struct spill_memory *memory = NULL;
 	struct transfer *t;
 	int r = write_refused(spill, record->bytes);
@@ -410,16 +411,23 @@ const struct spill_packed *spill_packed(const struct spill *spill)
 
 /* ---- read ---- */
 
-/* Is what came back the header of the record that was asked for? Return: 0; -EBADMSG. */
-static int read_header(const struct transfer *t, struct spill_record *found, struct spill_hash *hash)
+/* The header that came back, as it was before it was folded. */
+static const void *read_head(const struct transfer *t)
 {
-	if (spill_record_open(t->spill->cipher, t->head + SPILL_PAGE, &t->spot, found, hash) < 0)
+	return spill_header_page(t->head, t->spot.unit, t->head + SPILL_PAGE);
+}
+
+/* Is @head that of the record that was asked for? Return: 0; -EBADMSG. */
+static int read_header(const struct transfer *t, const void *head, struct spill_record *found, struct spill_hash *hash)
+{
+	if (spill_record_open(t->spill->cipher, head, &t->spot, found, hash) < 0)
 		return -EBADMSG;
 	/* the parent is no part of a block's identity, its key has it */
 	if (found->ns_id != t->record.ns_id || memcmp(&found->key, &t->record.key, sizeof(found->key)) ||
 		found->bytes != t->record.bytes || found->used_tokens != t->record.used_tokens)
 		return -EBADMSG;
-	if ((found->codec != SPILL_PLAIN) != t->packed || data_pages(spill_data_bytes(found)) != t->data_bytes)
+	if ((found->codec != SPILL_PLAIN) != t->packed || found->header != t->record.header ||
+		spill_round_up(spill_data_bytes(found), t->spot.unit) != t->data_bytes)
 		return -EBADMSG; /* it is not as long as the table has it */
 	return 0;
 }
@@ -429,12 +437,13 @@ static int read_take(const struct transfer *t)
 {
 	void *data = t->packed ? t->pack : t->into;
 	struct spill_cipher *cipher = t->spill->cipher;
+	const void *head = read_head(t);
 	struct spill_record found;
 	struct spill_hash hash;
 
-	if (read_header(t, &found, &hash) < 0)
+	if (read_header(t, head, &found, &hash) < 0)
 		return -EBADMSG;
-	if (cipher ? spill_data_decrypt(cipher, t->head + SPILL_PAGE, data) < 0
+	if (cipher ? spill_data_decrypt(cipher, head, data) < 0
 		   : !spill_hash_equal(hash, spill_hash_data(data, spill_data_bytes(&found))))
 		return -EBADMSG;
 	return t->packed ? packer_unpack(t->spill->packer, t->pack, found.stored, t->into, found.bytes) : 0;
@@ -513,12 +522,12 @@ static bool parts_layer_is_right(const struct transfer *t, const void *head, uin
 /* What has come without a gap is compared, layer by layer; a record without such checksums when all of it has. */
 static void parts_compare(struct transfer *t)
 {
-	const void *head = t->head + SPILL_PAGE;
+	const void *head = read_head(t);
 	uint64_t there = t->parts[t->n_parts_there - 1].end;
 	struct spill_record found;
 	struct spill_hash hash;
 
-	if (!t->layers_right && (t->bad = read_header(t, &found, &hash)) < 0)
+	if (!t->layers_right && (t->bad = read_header(t, head, &found, &hash)) < 0)
 		return;
 	if (!parts_have_layers(t, head)) {
 		if (t->n_parts_there == t->n_parts && (t->bad = read_take(t)) == 0)
@@ -572,21 +581,23 @@ static void part_done(struct io_op *op, int64_t res)
 	t->right = !t->bad && t->layers_right == t->layers->n;
 	free(t->parts);
 	t->parts = NULL;
-	read_end(t, t->bad && t->bad != -EBADMSG ? t->bad : (int64_t)(t->data_bytes + SPILL_PAGE));
+	read_end(t, t->bad && t->bad != -EBADMSG ? t->bad : (int64_t)(t->data_bytes + t->record.header));
 }
 
 /* Where a part ends: at a page, behind the layer that is nearest to an even share. */
 static uint64_t part_end(const struct transfer *t, unsigned i, unsigned n)
 {
-	uint64_t share = t->data_bytes / n * (i + 1);
+	uint64_t share = t->data_bytes / n * (i + 1), end = t->data_bytes;
 
 	for (uint32_t k = 0; i + 1 < n && k < t->layers->n; k++)
-		if (t->layers->ends[k] >= share)
-			return data_pages(t->layers->ends[k]);
-	return t->data_bytes;
+		if (t->layers->ends[k] >= share) {
+			end = spill_pages(t->layers->ends[k]);
+			break;
+		}
+	return end < t->data_bytes ? end : t->data_bytes;
 }
 
-static bool parts_submit(struct transfer *t, uint64_t off)
+static bool parts_submit(struct transfer *t)
 {
 	uint64_t most = t->data_bytes / PART_MIN, at = 0;
 	unsigned n = most < PARTS_MAX ? (unsigned)most : PARTS_MAX;
@@ -608,8 +619,8 @@ static bool parts_submit(struct transfer *t, uint64_t off)
 		part->direct = t->spill->file.direct;
 		part->op = (struct io_op){.kind = IO_READ,
 			.fd = t->spill->file.fd,
-			.off = at ? off + SPILL_PAGE + at : off,
-			.iov = {at ? data : (struct iovec){t->head + SPILL_PAGE, SPILL_PAGE}, data},
+			.off = at ? t->spot.off + t->record.header + at : t->spot.off,
+			.iov = {at ? data : (struct iovec){t->head, t->record.header}, data},
 			.n_iov = at ? 1 : 2,
 			.done = part_done,
 			.after = part_after,
@@ -628,10 +639,10 @@ int spill_read(struct spill *spill, spill_place place, const struct spill_record
 {
 	uint32_t i;
 	struct record *at = segment_find(spill, place, &i);
-	uint64_t pages = spill_span(record->bytes) / SPILL_PAGE;
-	bool lost = !at || at->state != RECORD_LIVE || !record->bytes || at->pages > pages;
-	bool packed = !lost && at->pages < pages;
-	uint64_t data_bytes = lost ? 0 : (uint64_t)(at->pages - 1) * SPILL_PAGE;
+	uint64_t plain = spill_round_up(record->bytes, unit_of(spill));
+	uint64_t data_bytes = at ? record_bytes(spill, at) - at->header : 0;
+	bool lost = !at || at->state != RECORD_LIVE || !record->bytes || data_bytes > plain;
+	bool packed = !lost && data_bytes < plain;
 	struct spill_memory *memory = NULL;
 	struct transfer *t;
 
@@ -653,20 +664,21 @@ int spill_read(struct spill *spill, spill_place place, const struct spill_record
 	t->segment = i;
 	t->index = (uint32_t)(at - spill->segments[i].records);
 	t->record = *record;
+	t->record.header = at->header;
 	spill->n_used_bytes += record->bytes;
 	t->spot = record_spot(spill, i, at);
 	t->packed = packed;
 	t->into = data;
 	t->data_bytes = data_bytes;
 	t->layers = packed ? NULL : layers_of(spill, record);
-	t->op.iov[0] = (struct iovec){t->head + SPILL_PAGE, SPILL_PAGE};
+	t->op.iov[0] = (struct iovec){t->head, at->header};
 	t->op.iov[1] = (struct iovec){packed ? t->pack : data, data_bytes};
 	spill->segments[i].n_readers++;
 	if (!spill->n_reads++)
 		spill->read_event_ns = loop_now();
-	if (t->layers && parts_submit(t, segment_off(spill, i) + (uint64_t)at->page * SPILL_PAGE))
+	if (t->layers && parts_submit(t))
 		return 0;
-	transfer_submit(t, IO_READ, segment_off(spill, i) + (uint64_t)at->page * SPILL_PAGE, 2, read_done);
+	transfer_submit(t, IO_READ, t->spot.off, 2, read_done);
 	return 0;
 }
 
@@ -909,7 +921,8 @@ int spill_tell(struct spill **result, char message[256])
 	struct spill *spill = *result;
 	int r = spill_tell_found(spill, UINT64_MAX);
 
-	if (r == 0 && !spill->stats.live_records && spill->opts.largest_block > spill_longest(spill))
+	if (r == 0 && !spill->stats.live_records &&
+		(spill->opts.largest_block > spill_longest(spill) || spill->file.small_unit))
 		r = spill_remake(spill);
 	if (r < 0)
 		return tell_failed(result, r, message);

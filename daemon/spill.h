@@ -48,6 +48,7 @@ struct spill_opts {
 		segment_bytes; /* 0: as in the store there, or chosen from the capacity (64 MiB at most, unless the hint
 				   asks for more); a record longer than a segment is -EFBIG */
 	uint64_t largest_block; /* hint for segment_bytes; a store in which nothing lives is made anew to hold it */
+	uint32_t unit; /* of a new store; 0: as its device asks, which is for all but tests */
 	unsigned depth; /* transfers at once; 0: 32 */
 	unsigned close_ms; /* 0: SPILL_CLOSE_NS */
 	bool use_uring;

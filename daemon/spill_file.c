@@ -183,11 +183,6 @@ static int file_open_locked(struct spill_file *file, char message[256])
 
 /* ---- superblock ---- */
 
-static uint64_t page_up(uint64_t bytes)
-{
-	return (bytes + SPILL_PAGE - 1) / SPILL_PAGE * SPILL_PAGE;
-}
-
 static uint64_t count_segments(uint64_t capacity, uint64_t segment_bytes)
 {
 	return capacity <= SPILL_SUPER_AREA ? 0 : (capacity - SPILL_SUPER_AREA) / segment_bytes;
@@ -197,10 +192,10 @@ static uint64_t count_segments(uint64_t capacity, uint64_t segment_bytes)
 static uint64_t choose_segment_bytes(const struct spill_opts *opts)
 {
 	uint64_t most = count_segments(opts->capacity, 1) / 3 / SPILL_PAGE * SPILL_PAGE;
-	uint64_t record = spill_span(opts->largest_block), bytes = opts->capacity / 8;
+	uint64_t record = SPILL_PAGE + spill_pages(opts->largest_block), bytes = opts->capacity / 8;
 
 	if (opts->segment_bytes)
-		return page_up(opts->segment_bytes);
+		return spill_pages(opts->segment_bytes);
 	if (bytes > 64 << 20)
 		bytes = 64 << 20;
 	if (opts->largest_block) {
@@ -214,13 +209,13 @@ static uint64_t choose_segment_bytes(const struct spill_opts *opts)
 		bytes = SPILL_SEGMENT_MIN;
 	if (bytes > most)
 		bytes = most;
-	return page_up(bytes);
+	return spill_pages(bytes);
 }
 
 /* Is the store as it is what was asked for? */
 static bool layout_fits(const struct spill_super *super, const struct spill_opts *opts)
 {
-	if (opts->segment_bytes && super->segment_bytes != page_up(opts->segment_bytes))
+	if (opts->segment_bytes && super->segment_bytes != spill_pages(opts->segment_bytes))
 		return false;
 	return count_segments(opts->capacity, super->segment_bytes) >= 3;
 }
@@ -294,12 +289,30 @@ static bool file_is_unused(const struct spill_file *file, const struct stat *st)
 	return !file->raw && st->st_size <= (off_t)SPILL_SUPER_AREA;
 }
 
+/* What the device, or the file system, writes without reading first: the unit of a new store. */
+static uint32_t choose_unit(const struct spill_file *file, const struct spill_opts *opts)
+{
+	uint32_t unit = SPILL_UNIT_MIN, wish = 0;
+	struct statvfs fs;
+
+	if (file->raw)
+		wish = spill_raw_sector(file->fd);
+	else if (fstatvfs(file->fd, &fs) == 0 && fs.f_bsize <= SPILL_PAGE)
+		wish = (uint32_t)fs.f_bsize;
+	if (opts->unit)
+		wish = opts->unit;
+	while (unit < SPILL_PAGE && (!wish || unit < wish))
+		unit *= 2;
+	return unit;
+}
+
 static int file_begin_store(struct spill_file *file, const struct spill_opts *opts)
 {
 	uint64_t start = file->raw ? file->super.start : 0; /* its superblock is to be the later one */
 	int r;
 
-	file->super = (struct spill_super){.segment_bytes = choose_segment_bytes(opts), .start = start};
+	file->super = (struct spill_super){
+		.segment_bytes = choose_segment_bytes(opts), .start = start, .unit = choose_unit(file, opts)};
 	file_add_key(file, opts);
 	if (getrandom(file->super.uuid, sizeof(file->super.uuid), 0) != (ssize_t)sizeof(file->super.uuid))
 		return -EIO;
@@ -430,19 +443,19 @@ static uint32_t direct_alignment(int fd)
 	return (uint32_t)FAULT_INT("spill.align", spill_raw_alignment(fd));
 }
 
-/* Write and read as records do: places that are multiples of 4096 and of nothing larger. */
-static int direct_try(int fd)
+/* Write and read as records do: memory at a page, places that are multiples of the unit and of nothing larger. */
+static int direct_try(int fd, uint32_t unit)
 {
 	uint8_t *pages = aligned_alloc(4 * SPILL_PAGE, 4 * SPILL_PAGE), *page;
+	off_t off = SPILL_PROBE_OFF + unit % SPILL_PAGE;
 	int r = 0;
 
 	if (!pages)
 		return -ENOMEM;
 	page = pages + SPILL_PAGE;
-	memset(page, 0x5a, SPILL_PAGE);
+	memset(page, 0x5a, unit);
 	errno = 0;
-	if (pwrite(fd, page, SPILL_PAGE, SPILL_PROBE_OFF) != SPILL_PAGE ||
-		pread(fd, page, SPILL_PAGE, SPILL_PROBE_OFF) != SPILL_PAGE)
+	if (pwrite(fd, page, unit, off) != (ssize_t)unit || pread(fd, page, unit, off) != (ssize_t)unit)
 		r = errno ? -errno : -EIO;
 	free(pages);
 	return (int)FAULT_INT("spill.direct", r);
@@ -459,7 +472,7 @@ static void file_settle_direct(struct spill_file *file, char why[64])
 		return;
 	}
 	align = direct_alignment(file->fd);
-	r = align == UINT32_MAX ? -EINVAL : align > SPILL_PAGE ? -ERANGE : direct_try(file->fd);
+	r = align == UINT32_MAX ? -EINVAL : align > file->super.unit ? -ERANGE : direct_try(file->fd, file->super.unit);
 	if (r == 0) {
 		file->direct = true;
 		return;
@@ -469,6 +482,18 @@ static void file_settle_direct(struct spill_file *file, char why[64])
 		snprintf(why, 64, "O_DIRECT would need %u-byte alignment", align);
 	else
 		snprintf(why, 64, "O_DIRECT refused: %.40s", strerror(-r));
+}
+
+/* A store that was copied or moved: its records share what is written at once here, one with the next. */
+static void file_warn_of_sectors(struct spill_file *file, const struct spill_opts *opts)
+{
+	uint32_t here = choose_unit(file, opts);
+
+	file->small_unit = file->super.unit < here;
+	if (file->small_unit)
+		log_warn(
+			"spill store %s was made where sectors have %u bytes, here they have %u: it serves, but each write takes a read before it, and a power cut may take a record beside the one that was being written; when nothing is left in it (kvctl store drop), a start makes it anew for these",
+			file->path, file->super.unit, here);
 }
 
 /* Is there room for all of it? If not it makes do with less, but the operator meant something else. */
@@ -564,6 +589,7 @@ int spill_file_open(struct spill_file *file, struct spill_opts *opts, char note[
 	}
 	file->bytes = file->raw ? opts->capacity : (uint64_t)st.st_size;
 	file_warn_of_room(file, opts->capacity);
+	file_warn_of_sectors(file, opts);
 	file_settle_direct(file, why);
 	snprintf(message, 256, "%s", file->direct ? "O_DIRECT" : why);
 	if (!file->direct)
@@ -599,11 +625,12 @@ int spill_file_remake(struct spill_file *file, const struct spill_opts *opts)
 	uint64_t start = file->super.start, inode = file->super.inode;
 	int r;
 
-	if (choose_segment_bytes(opts) == file->super.segment_bytes)
+	if (choose_segment_bytes(opts) == file->super.segment_bytes && !file->small_unit)
 		return 0;
 	r = file_begin_store(file, opts);
 	if (r < 0)
 		return r;
+	file->small_unit = false;
 	file->bytes = file->raw ? opts->capacity : SPILL_SUPER_AREA;
 	file->super.capacity = opts->capacity;
 	file->super.start = start + 1;

@@ -131,7 +131,7 @@ void health_damaged(struct spill *spill, uint32_t i, const struct record *record
 		"spill store %s: the record at byte %" PRIu64
 		" is not what was written there: its block is a miss from now on (%" PRIu64
 		" such records since the start); look at that disk, and at who else writes to the file: kvctl store verify reads all of it",
-		spill->file.path, segment_off(spill, i) + (uint64_t)record->page * SPILL_PAGE, spill->stats.damaged);
+		spill->file.path, record_spot(spill, i, record).off, spill->stats.damaged);
 }
 
 void health_unread(struct spill *spill, uint32_t i, const struct record *record, int err)
@@ -141,8 +141,7 @@ void health_unread(struct spill *spill, uint32_t i, const struct record *record,
 	log_limited(&spill->health.read_limit, LOG_LEVEL_WARN,
 		"spill store %s: cannot read the record at byte %" PRIu64 ": %s (errno %d; %" PRIu64
 		" such reads since the start); look at that disk",
-		spill->file.path, segment_off(spill, i) + (uint64_t)record->page * SPILL_PAGE, strerror(err), err,
-		spill->stats.read_errors);
+		spill->file.path, record_spot(spill, i, record).off, strerror(err), err, spill->stats.read_errors);
 }
 
 static uint64_t health_bytes(const struct spill *spill)

@@ -50,7 +50,7 @@ static bool never_written(const struct spill *spill)
 
 static struct kill *kill_new(const struct spill_kill *kills, uint32_t n, uint64_t bytes)
 {
-	uint64_t room = spill_span(bytes) - SPILL_PAGE;
+	uint64_t room = spill_pages(bytes);
 	struct kill *kill = calloc(1, sizeof(*kill));
 	struct spill_disk_kill *disk;
 
@@ -93,7 +93,7 @@ int spill_kill(struct spill *spill, const struct spill_kill *kills, uint32_t n, 
 struct killed {
 	struct spill_kill kill;
 	uint64_t sequence; /* 0: an empty place */
-	uint32_t page;
+	uint32_t at; /* in units */
 };
 
 struct kill_table {
@@ -130,22 +130,22 @@ static int table_grow(struct kill_table *table)
 	return 0;
 }
 
-static bool is_before(uint64_t sequence, uint32_t page, const struct killed *killed)
+static bool is_before(uint64_t sequence, uint32_t at, const struct killed *killed)
 {
-	return sequence != killed->sequence ? sequence < killed->sequence : page < killed->page;
+	return sequence != killed->sequence ? sequence < killed->sequence : at < killed->at;
 }
 
-static int table_add(struct kill_table *table, const struct spill_kill *kill, uint64_t sequence, uint32_t page)
+static int table_add(struct kill_table *table, const struct spill_kill *kill, uint64_t sequence, uint32_t at)
 {
 	struct killed *place;
 
 	if (2 * table->n >= table->room && table_grow(table) < 0)
 		return -ENOMEM;
 	place = table_place(table, kill);
-	if (place->sequence && is_before(sequence, page, place))
+	if (place->sequence && is_before(sequence, at, place))
 		return 0;
 	table->n += !place->sequence;
-	*place = (struct killed){*kill, sequence, page};
+	*place = (struct killed){*kill, sequence, at};
 	return 0;
 }
 
@@ -156,7 +156,7 @@ void kill_table_free(struct kill_table *table)
 	free(table);
 }
 
-bool kill_hits(const struct kill_table *table, const struct spill_record *record, uint64_t sequence, uint32_t page)
+bool kill_hits(const struct kill_table *table, const struct spill_record *record, uint64_t sequence, uint32_t at)
 {
 	struct spill_kill kill = {.ns_id = record->ns_id, .key = record->key};
 	const struct killed *killed;
@@ -164,7 +164,7 @@ bool kill_hits(const struct kill_table *table, const struct spill_record *record
 	if (!table || !table->n || spill_is_kills(record))
 		return false;
 	killed = table_place(table, &kill);
-	return killed->sequence && is_before(sequence, page, killed);
+	return killed->sequence && is_before(sequence, at, killed);
 }
 
 /* ---- reading ---- */
@@ -188,24 +188,28 @@ static void reading_next(struct reading *reading);
 
 static int list_take(struct kill_table *table, const struct reading *reading, int64_t res)
 {
-	const struct spill_disk_kill *disk = (const void *)(reading->bytes + SPILL_PAGE);
-	uint32_t page = (uint32_t)((reading->spot.off - SPILL_SUPER_AREA) %
-				   reading->finder->spill->file.super.segment_bytes / SPILL_PAGE);
+	const struct spill_super *super = &reading->finder->spill->file.super;
+	uint32_t at = (uint32_t)((reading->spot.off - SPILL_SUPER_AREA) % super->segment_bytes / super->unit);
 	struct spill_cipher *cipher = reading->finder->cipher;
+	_Alignas(8) uint8_t page[SPILL_PAGE];
+	const void *head = spill_header_page(reading->bytes, super->unit, page);
+	const struct spill_disk_kill *disk;
 	struct spill_record record;
 	struct spill_hash hash;
 	int r = 0;
 
 	if (res != (int64_t)reading->op.iov[0].iov_len ||
-		spill_record_open(cipher, reading->bytes, &reading->spot, &record, &hash) < 0 ||
-		!spill_is_kills(&record) || spill_span(record.bytes) > (uint64_t)res ||
-		!spill_hash_equal(hash, spill_hash_data(disk, record.bytes)) ||
-		(cipher && spill_data_decrypt(cipher, reading->bytes, reading->bytes + SPILL_PAGE) < 0))
+		spill_record_open(cipher, head, &reading->spot, &record, &hash) < 0 || !spill_is_kills(&record) ||
+		spill_span(&record, super->unit) > (uint64_t)res)
+		return -EBADMSG;
+	disk = (const void *)(reading->bytes + record.header);
+	if (!spill_hash_equal(hash, spill_hash_data(disk, record.bytes)) ||
+		(cipher && spill_data_decrypt(cipher, head, reading->bytes + record.header) < 0))
 		return -EBADMSG;
 	for (uint64_t i = 0; r == 0 && i < record.bytes / sizeof(*disk); i++) {
 		struct spill_kill kill = {le64toh(disk[i].ns_id), {{le64toh(disk[i].key[0]), le64toh(disk[i].key[1])}}};
 
-		r = table_add(table, &kill, reading->spot.sequence, page);
+		r = table_add(table, &kill, reading->spot.sequence, at);
 	}
 	return r;
 }
@@ -244,23 +248,16 @@ static void reading_next(struct reading *reading)
 {
 	struct finder *finder = reading->finder;
 	struct spill *spill = finder->spill;
-	const struct segment *segment;
 	const struct record *record;
-	uint64_t in_segment;
 
 	if (finder->error || !finder_step(finder))
 		return;
-	segment = &spill->segments[finder->segment];
-	record = &segment->records[finder->index++];
-	in_segment = (uint64_t)record->page * SPILL_PAGE;
-	reading->spot = (struct spill_spot){.uuid = spill->file.super.uuid,
-		.sequence = segment->sequence,
-		.off = segment_off(spill, finder->segment) + in_segment,
-		.room = spill->file.super.segment_bytes - in_segment};
+	record = &spill->segments[finder->segment].records[finder->index++];
+	reading->spot = record_spot(spill, finder->segment, record);
 	reading->op = (struct io_op){.kind = IO_READ,
 		.fd = spill->file.fd,
 		.off = reading->spot.off,
-		.iov[0] = {reading->bytes, (uint64_t)record->pages * SPILL_PAGE},
+		.iov[0] = {reading->bytes, record_bytes(spill, record)},
 		.n_iov = 1,
 		.done = reading_done,
 		.owner = reading};

@@ -91,6 +91,13 @@ uint32_t spill_raw_alignment(int fd)
 	return ioctl(fd, BLKSSZGET, &bytes) < 0 || bytes <= 0 ? 0 : (uint32_t)bytes;
 }
 
+uint32_t spill_raw_sector(int fd)
+{
+	unsigned int bytes = 0;
+
+	return ioctl(fd, BLKPBSZGET, &bytes) < 0 ? 0 : bytes;
+}
+
 /* Return: 1: nothing but zeroes from @off on, for @n bytes; 0: *at is not; -errno. */
 static int raw_is_zero(int fd, uint64_t off, uint64_t n, uint64_t *at)
 {

@@ -2,8 +2,8 @@
  * spill_recover.c - what is in a store: read the seals of all segments, then tell the caller in the order of the log
  *
  * Segments are read side by side: header, seal and its entries; those without a seal of this use from record to record: a
- * header says how far it is to the next.  A page that is
- * no record of this use of the segment is the end of the log, a write that a crash cut off, or damage: the pages behind it
+ * header says how far it is to the next.  A unit with which
+ * no record of this use of the segment begins is the end of the log, a write that a crash cut off, or damage: the units behind it
  * are looked at one by one, and where a record of this use is found again, what lay between is counted as skipped.  A
  * block's bytes cannot pose as a record: they would have to name the store's UUID, which nobody is told.
  * A damaged segment header costs nothing if the first record's header is whole, for it names the use too.
@@ -43,7 +43,7 @@ struct scan {
 	uint64_t gap_at; /* where no record was found any more; 0: all is well */
 	uint64_t n_sealed; /* records its seal speaks of; 0: none, or nothing of it counts any more */
 	uint64_t torn_sequence; /* what a damaged segment header still says */
-	bool shorter; /* the file ended within a longer read */
+	uint64_t most; /* bytes of a read: the file ended within a longer one */
 	bool whole; /* its header names the use, and nothing of it could not be read */
 	uint8_t *bytes;
 };
@@ -60,6 +60,7 @@ struct recovery {
 	struct spill_cipher *cipher; /* that, this thread's; NULL: the store has no key */
 	struct scan scans[SCANS];
 	uint8_t *bytes;
+	_Alignas(8) uint8_t page[SPILL_PAGE]; /* a header that was folded */
 };
 
 static void scan_read(struct scan *scan);
@@ -74,7 +75,8 @@ static void scan_start(struct scan *scan)
 		return;
 	scan->segment = recovery->next++;
 	scan->at = scan->have = scan->last_span = scan->gap_at = scan->torn_sequence = scan->n_sealed = 0;
-	scan->shorter = scan->whole = false;
+	scan->most = SCAN_BYTES;
+	scan->whole = false;
 	scan->stage = SCAN_LOG;
 	scan_read(scan);
 }
@@ -101,7 +103,21 @@ static struct spill_spot scan_spot(const struct scan *scan)
 	return (struct spill_spot){.uuid = spill->file.super.uuid,
 		.sequence = spill->segments[scan->segment].sequence,
 		.off = segment_off(spill, scan->segment) + scan->at,
-		.room = spill->file.super.segment_bytes - scan->at};
+		.room = spill->file.super.segment_bytes - scan->at,
+		.unit = spill->file.super.unit};
+}
+
+/* Of the record whose header begins there. Return: 0; -EBADMSG: it is none. */
+static int scan_open(struct scan *scan, const uint8_t *at, const struct spill_spot *spot, struct spill_record *record)
+{
+	struct recovery *recovery = scan->recovery;
+	const void *page = spill_header_page(at, spot->unit, recovery->page);
+	struct spill_hash hash;
+	int r = spill_record_open(recovery->cipher, page, spot, record, &hash);
+
+	if (r == 0 && recovery->cipher)
+		recovery->spill->segments[scan->segment].key_id = spill_record_key_id(page);
+	return r;
 }
 
 static void scan_count_skipped(struct scan *scan, uint64_t bytes)
@@ -133,42 +149,37 @@ static bool scan_first_names_use(struct scan *scan, const uint8_t *page)
 {
 	struct spill_spot spot = scan_spot(scan);
 	struct spill_record record;
-	struct spill_hash hash;
 
 	spot.sequence = spill_page_sequence(page);
 	scan_count_skipped(scan, SPILL_PAGE);
-	if (!spot.sequence || spot.sequence < scan->torn_sequence ||
-		spill_record_open(scan->recovery->cipher, page, &spot, &record, &hash) < 0)
+	if (!spot.sequence || spot.sequence < scan->torn_sequence || scan_open(scan, page, &spot, &record) < 0)
 		return false;
 	scan->recovery->spill->segments[scan->segment].sequence = spot.sequence;
 	return true;
 }
 
-/* One header. Return: bytes to the next, or to the next page to look at; 0: nothing more can be in this segment; -ENOMEM. */
+/* One header. Return: bytes to the next, or to the next unit to look at; 0: nothing more can be in this segment; -ENOMEM. */
 static int64_t scan_header(struct scan *scan, const uint8_t *page)
 {
 	struct spill *spill = scan->recovery->spill;
 	struct spill_spot spot;
 	struct spill_record record;
-	struct spill_hash hash;
 
 	if (scan->at == 0)
 		return scan_segment_header(scan, page);
 	if (!spill->segments[scan->segment].sequence && !scan_first_names_use(scan, page))
 		return 0;
 	spot = scan_spot(scan);
-	if (spill_record_open(scan->recovery->cipher, page, &spot, &record, &hash) < 0) {
+	if (scan_open(scan, page, &spot, &record) < 0) {
 		if (!scan->gap_at)
 			scan->gap_at = scan->at;
-		return SPILL_PAGE;
+		return spot.unit;
 	}
 	if (scan->gap_at)
 		scan_count_skipped(scan, scan->at - scan->gap_at);
 	scan->gap_at = 0;
-	scan->last_span = spill_span(spill_data_bytes(&record));
-	if (scan->recovery->cipher)
-		spill->segments[scan->segment].key_id = spill_record_key_id(page);
-	if (segment_add(&spill->segments[scan->segment], scan->at, &record, RECORD_DEAD) < 0)
+	scan->last_span = spill_span(&record, spot.unit);
+	if (segment_add(spill, scan->segment, scan->at, &record, RECORD_DEAD) < 0)
 		return -ENOMEM;
 	return (int64_t)scan->last_span;
 }
@@ -217,18 +228,20 @@ static void scan_seal_done(struct scan *scan, int64_t res)
 /* Entries in the order of the log, one behind the other. Return: 0; -EBADMSG; -ENOMEM. */
 static int scan_take_index(struct scan *scan)
 {
-	struct segment *segment = &scan->recovery->spill->segments[scan->segment];
+	struct spill *spill = scan->recovery->spill;
 	const struct spill_disk_entry *entries = (const struct spill_disk_entry *)(const void *)scan->index;
-	uint64_t at = SPILL_PAGE;
+	uint64_t end = SPILL_PAGE, off;
+	uint32_t unit = spill->file.super.unit;
 
 	for (uint64_t i = 0; i < scan->seal.n; i++) {
 		struct spill_record record;
-		uint32_t page;
+		uint32_t at;
 
-		if (spill_entry_decode(&entries[i], at, scan->seal.used, &record, &page) < 0)
+		if (spill_entry_decode(&entries[i], unit, end, scan->seal.used, &record, &at) < 0)
 			return -EBADMSG;
-		at = (uint64_t)page * SPILL_PAGE + spill_span(spill_data_bytes(&record));
-		if (segment_add(segment, (uint64_t)page * SPILL_PAGE, &record, RECORD_DEAD) < 0)
+		off = (uint64_t)at * unit;
+		end = off + spill_span(&record, unit);
+		if (segment_add(spill, scan->segment, off, &record, RECORD_DEAD) < 0)
 			return -ENOMEM;
 	}
 	return 0;
@@ -285,8 +298,9 @@ static void scan_log_done(struct scan *scan, int64_t res)
 	struct io_op *op = &scan->op;
 	struct spill *spill = scan->recovery->spill;
 
-	if (res == -ENODATA && op->iov[0].iov_len > SPILL_PAGE) {
-		scan->shorter = true;
+	if (res == -ENODATA && op->iov[0].iov_len > spill->file.super.unit) {
+		/* without fallocate() it may end with a record, which may be shorter than a page */
+		scan->most = scan->most > SPILL_PAGE ? SPILL_PAGE : scan->most - spill->file.super.unit;
 		scan_read(scan);
 		return;
 	}
@@ -297,6 +311,10 @@ static void scan_log_done(struct scan *scan, int64_t res)
 	}
 	scan->have_at = scan->at;
 	scan->have = res < 0 ? 0 : (uint64_t)res;
+	if (scan->have && scan->have < SPILL_PAGE) {
+		memset(scan->bytes + scan->have, 0, SPILL_PAGE - scan->have);
+		scan->have = SPILL_PAGE;
+	}
 	while (scan->at >= scan->have_at && scan->at + SPILL_PAGE <= scan->have_at + scan->have) {
 		int64_t span = scan_header(scan, scan->bytes + (scan->at - scan->have_at));
 
@@ -359,8 +377,9 @@ static void scan_read(struct scan *scan)
 {
 	bool small = scan->last_span && scan->last_span <= SCAN_SMALL;
 	uint64_t left = scan->recovery->spill->file.super.segment_bytes - scan->at;
-	uint64_t n = (small || scan->gap_at) && !scan->shorter ? SCAN_BYTES : SPILL_PAGE;
+	uint64_t n = small || scan->gap_at ? SCAN_BYTES : SPILL_PAGE;
 
+	n = n < scan->most ? n : scan->most;
 	scan_read_at(scan, scan->at, scan->bytes, n < left ? n : left);
 }
 
@@ -387,7 +406,7 @@ static void tell_segment(struct spill *spill, uint32_t i)
 
 		share_add(spill, i, &segment->index[k]);
 		if (spill_super_dropped(&spill->file.super, segment->index[k].ns_id, segment->sequence) ||
-			kill_hits(spill->kills, &segment->index[k], segment->sequence, segment->records[k].page))
+			kill_hits(spill->kills, &segment->index[k], segment->sequence, segment->records[k].at))
 			continue;
 		cookie = spill_is_kills(&segment->index[k])
 				 ? &kill_cookie

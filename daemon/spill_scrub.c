@@ -13,30 +13,21 @@
 
 #define FIRST_PASS_NS (60 * SPILL_SECOND) /* a start has other things to do */
 
-static struct spill_spot scrub_spot(const struct spill *spill)
-{
-	const struct scrub *scrub = &spill->scrub;
-	uint64_t in_segment = (uint64_t)spill->segments[scrub->segment].records[scrub->index].page * SPILL_PAGE;
-
-	return (struct spill_spot){.uuid = spill->file.super.uuid,
-		.sequence = spill->segments[scrub->segment].sequence,
-		.off = segment_off(spill, scrub->segment) + in_segment,
-		.room = spill->file.super.segment_bytes - in_segment};
-}
-
 /* In the worker. */
 static int64_t scrub_after(struct io_op *op, int64_t res)
 {
-	struct scrub *scrub = &((struct spill *)op->owner)->scrub;
+	struct spill *spill = op->owner;
+	struct scrub *scrub = &spill->scrub;
+	_Alignas(8) uint8_t page[SPILL_PAGE];
 	struct spill_record record;
 	struct spill_hash hash;
 
 	/* encrypted data as it lies: whether it is what was encrypted each read looks at */
 	scrub->right = res >= 0 &&
-		       spill_record_open(
-			       ((struct spill *)op->owner)->cipher, scrub->bytes, &scrub->spot, &record, &hash) == 0 &&
-		       spill_span(spill_data_bytes(&record)) <= op->iov[0].iov_len &&
-		       spill_hash_equal(hash, spill_hash_data(scrub->bytes + SPILL_PAGE, spill_data_bytes(&record)));
+		       spill_record_open(spill->cipher, spill_header_page(scrub->bytes, scrub->spot.unit, page),
+			       &scrub->spot, &record, &hash) == 0 &&
+		       spill_span(&record, scrub->spot.unit) <= op->iov[0].iov_len &&
+		       spill_hash_equal(hash, spill_hash_data(scrub->bytes + record.header, spill_data_bytes(&record)));
 	return res;
 }
 
@@ -119,16 +110,16 @@ static void scrub_next(struct spill *spill)
 		scrub_end_pass(spill);
 		return;
 	}
-	bytes = (uint64_t)record->pages * SPILL_PAGE;
-	if (!scrub_make_room(scrub, bytes))
+	bytes = record_bytes(spill, record);
+	if (!scrub_make_room(scrub, spill_pages(bytes)))
 		return;
 	scrub->busy = true;
-	scrub->spot = scrub_spot(spill);
+	scrub->spot = record_spot(spill, scrub->segment, record);
 	scrub->allowance -= (int64_t)bytes;
 	spill->segments[scrub->segment].n_readers++;
 	scrub->op = (struct io_op){.kind = IO_READ,
 		.fd = spill->file.fd,
-		.off = segment_off(spill, scrub->segment) + (uint64_t)record->page * SPILL_PAGE,
+		.off = scrub->spot.off,
 		.iov[0] = {scrub->bytes, bytes},
 		.n_iov = 1,
 		.done = scrub_done,

@@ -73,7 +73,8 @@ static bool seal_fill(struct seal *seal, const struct segment *segment, uint64_t
 	entries = (struct spill_disk_entry *)(void *)seal->bytes;
 	for (uint32_t i = 0; i < segment->n_records; i++)
 		if (segment->records[i].state == RECORD_LIVE)
-			spill_entry_encode(&entries[told.n++], &segment->index[i], segment->records[i].page);
+			spill_entry_encode(
+				&entries[told.n++], &segment->index[i], segment->records[i].at, spill->file.super.unit);
 	told.index_hash = spill_hash_data(seal->bytes, n_bytes - SPILL_PAGE);
 	spill_seal_encode(seal->bytes + n_bytes - SPILL_PAGE, &spot, &told);
 	return true;

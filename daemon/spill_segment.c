@@ -61,8 +61,28 @@ double spill_passed(const struct spill *spill, spill_place place)
 
 /* ---- records ---- */
 
-int64_t segment_add(struct segment *segment, uint64_t off, const struct spill_record *record, enum record_state state)
+struct spill_spot record_spot(const struct spill *spill, uint32_t i, const struct record *record)
 {
+	uint64_t in_segment = (uint64_t)record->at * spill->file.super.unit;
+
+	return (struct spill_spot){.uuid = spill->file.super.uuid,
+		.sequence = spill->segments[i].sequence,
+		.off = segment_off(spill, i) + in_segment,
+		.room = spill->file.super.segment_bytes - in_segment,
+		.unit = spill->file.super.unit};
+}
+
+uint64_t record_bytes(const struct spill *spill, const struct record *record)
+{
+	return (uint64_t)record->span * spill->file.super.unit;
+}
+
+int64_t segment_add(
+	struct spill *spill, uint32_t i, uint64_t off, const struct spill_record *record, enum record_state state)
+{
+	struct segment *segment = &spill->segments[i];
+	uint32_t unit = spill->file.super.unit;
+
 	if (segment->n_records == segment->room || !segment->index) {
 		uint32_t room = segment->n_records < segment->room ? segment->room
 				: segment->room			   ? 2 * segment->room
@@ -80,9 +100,10 @@ int64_t segment_add(struct segment *segment, uint64_t off, const struct spill_re
 		segment->room = room;
 	}
 	segment->index[segment->n_records] = *record;
-	segment->records[segment->n_records] = (struct record){.page = (uint32_t)(off / SPILL_PAGE),
-		.pages = (uint32_t)(spill_span(spill_data_bytes(record)) / SPILL_PAGE),
-		.state = state};
+	segment->records[segment->n_records] = (struct record){.at = (uint32_t)(off / unit),
+		.span = (uint32_t)(spill_span(record, unit) / unit),
+		.header = record->header,
+		.state = (uint8_t)state};
 	return segment->n_records++;
 }
 
@@ -105,7 +126,7 @@ void segment_let_live(struct spill *spill, uint32_t i, uint32_t index, void *coo
 		return;
 	}
 	spill->stats.live_records++;
-	spill->stats.live_bytes += (uint64_t)record->pages * SPILL_PAGE;
+	spill->stats.live_bytes += record_bytes(spill, record);
 }
 
 /* Nothing lives in it: whoever needs room has it, and it is no owner's any more. */
@@ -132,7 +153,7 @@ void segment_drop(struct spill *spill, uint32_t i, uint32_t index, bool tell)
 		return;
 	}
 	spill->stats.live_records--;
-	spill->stats.live_bytes -= (uint64_t)record->pages * SPILL_PAGE;
+	spill->stats.live_bytes -= record_bytes(spill, record);
 	if (!tell)
 		return;
 	spill->telling = true;

@@ -48,7 +48,7 @@ static struct share *share_of(struct segment *segment, uint64_t ns_id)
 void share_add(struct spill *spill, uint32_t i, const struct spill_record *record)
 {
 	struct share *share;
-	uint64_t bytes = spill_span(spill_data_bytes(record));
+	uint64_t bytes = spill_span(record, spill->file.super.unit);
 
 	if (!spill->opts.charged || spill_is_kills(record))
 		return;

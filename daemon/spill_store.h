@@ -28,6 +28,7 @@ struct spill_file {
 	int fd;
 	bool raw; /* a block device: as long as it is, and with all its segments from the start */
 	bool direct; /* O_DIRECT is on */
+	bool small_unit; /* the store was made where sectors are smaller */
 	char path[512];
 	struct spill_super super;
 	uint64_t bytes; /* of the file, when it was opened */
@@ -56,6 +57,8 @@ int spill_raw_open(struct spill_file *file, char message[256]);
 int spill_raw_capacity(const struct spill_file *file, uint64_t *capacity, char message[256]);
 /** spill_raw_alignment() - of its transfers, in bytes; 0: not known */
 uint32_t spill_raw_alignment(int fd);
+/** spill_raw_sector() - what it writes without reading first; 0: not known */
+uint32_t spill_raw_sector(int fd);
 /** spill_raw_may_begin() - there is no superblock, @why: nothing else either, which a store would write over? */
 int spill_raw_may_begin(const struct spill_file *file, int why, char note[128], char message[256]);
 /** spill_raw_unuse() - segments from @first up to @n were never used, whatever lies there */
@@ -92,9 +95,10 @@ enum record_state {
 };
 
 struct record {
-	uint32_t page; /* place in its segment */
-	uint32_t pages; /* header included */
-	enum record_state state;
+	uint32_t at; /* place in its segment, in units of the store */
+	uint32_t span; /* header included, likewise */
+	uint16_t header; /* bytes of it */
+	uint8_t state; /* enum record_state */
 	void *cookie;
 };
 
@@ -124,8 +128,13 @@ uint64_t segment_off(const struct spill *spill, uint32_t i);
 spill_place segment_place(const struct spill *spill, uint32_t i, uint32_t record);
 /** segment_find() - Return: the record of a place, with *i; NULL: it is of an earlier use of the segment. */
 struct record *segment_find(struct spill *spill, spill_place place, uint32_t *i);
-/** segment_add() - append to the table. Return: index; -ENOMEM. */
-int64_t segment_add(struct segment *segment, uint64_t off, const struct spill_record *record, enum record_state state);
+/** segment_add() - append to the table of @i what lies at @off in it. Return: index; -ENOMEM. */
+int64_t segment_add(
+	struct spill *spill, uint32_t i, uint64_t off, const struct spill_record *record, enum record_state state);
+/** record_spot() - where it lies */
+struct spill_spot record_spot(const struct spill *spill, uint32_t i, const struct record *record);
+/** record_bytes() - that it takes, header included */
+uint64_t record_bytes(const struct spill *spill, const struct record *record);
 /** segment_forget_index() - it is not going to be sealed (any more) */
 void segment_forget_index(struct segment *segment);
 void segment_let_live(struct spill *spill, uint32_t i, uint32_t record, void *cookie);
@@ -232,8 +241,8 @@ struct kill_table;
  *  SPILL_KILLS_READ. Return: 0; -ENOMEM. */
 int kill_find(struct spill *spill, struct spill_cipher *cipher, uint8_t *bytes, unsigned n_reads);
 #define SPILL_KILLS_READ 65536u
-/** kill_hits() - was the key of @record, on @page of a segment with @sequence, deleted after that was written? */
-bool kill_hits(const struct kill_table *table, const struct spill_record *record, uint64_t sequence, uint32_t page);
+/** kill_hits() - was the key of @record, at unit @at of a segment with @sequence, deleted after that was written? */
+bool kill_hits(const struct kill_table *table, const struct spill_record *record, uint64_t sequence, uint32_t at);
 void kill_table_free(struct kill_table *table);
 
 /* ---- spill_drop.c ---- */
@@ -301,10 +310,11 @@ struct transfer {
 	void *cookie;
 	spill_done_fn done;
 	void *owner;
-	uint8_t *head; /* two pages: for a segment's header and a record's */
+	uint8_t *
+		head; /* two pages: WRITE: for a segment's header and a record's; READ: for what is read of that, and what it was */
 	const void *data; /* WRITE: the block's bytes */
 	void *into; /* READ: where they are to be */
-	uint64_t data_bytes; /* READ: of the record's data, whole pages */
+	uint64_t data_bytes; /* READ: of the record's data, whole units */
 	bool packed; /* READ: it lies packed; WRITE: it goes down so */
 	bool packing; /* WRITE: it was to be packed */
 	const struct spill_layers *layers; /* WRITE: to be summed up; READ: as it is read in parts; else NULL */

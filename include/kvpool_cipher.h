@@ -279,7 +279,7 @@ static inline int spill_record_encrypt(struct spill_cipher *cipher, void *page, 
 	const struct spill_record *record, const struct spill_layers *layers, const void *in, void *out)
 {
 	const struct spill_layers all = {.n = 1, .ends[0] = spill_data_bytes(record)};
-	uint64_t data = spill_data_bytes(record), room = spill_span(data) - SPILL_PAGE, at = 0;
+	uint64_t data = spill_data_bytes(record), room = spill_pages(data), at = 0;
 	struct spill_record told = *record;
 	struct spill_disk_record *disk = page;
 	struct spill_hash hash;

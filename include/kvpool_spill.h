@@ -2,15 +2,19 @@
  * kvpool_spill.h - the bytes of a spill store on disk, and what makes them count
  *
  *	0       superblock, two copies (each start writes the older one), probe page; SPILL_SUPER_AREA in all
- *	then    segments of segment_bytes each: header page, then records: header page, data padded to pages; a segment
+ *	then    segments of segment_bytes each: header page, then records: header, data padded to units; a segment
  *	        that is full ends with its seal: pages with an entry for each record, and in its last page their checksum
+ *
+ * A unit is what the device writes without reading first, asked when the store was made: a page, or a power of two of 512 at
+ * least.  Where it is a page, so is each record's header.  Else a header is that page folded to as few units as it takes, by
+ * leaving out where it is always zero (spill_header_fold()); the superblock is of version 5 then and names the unit.
  *
  * A record's data is the block's bytes, or these packed: struct spill_disk_pack, then what the codec made of them.  Or it
  * is a list of keys that were deleted (SPILL_RECORD_KILLS, struct spill_disk_kill): records of these that lie before it in
  * the log do not count any more.
  *
- * Everything is little-endian and lies in pages of 4096 bytes; the last word of each page is the XXH3-64 of the rest.  A
- * record's header repeats the store's UUID, its segment's sequence number and its own place in the file, so a page of
+ * Everything is little-endian and in pages of 4096 bytes; the last word of each page is the XXH3-64 of the rest, of a folded
+ * one of the page that it was.  A record's header repeats the store's UUID, its segment's sequence number and its own place in the file, so a page of
  * another store, of an earlier use of the segment or of another place is no record of ours.
  *
  * In a store with a key (kvpool_cipher.h) data is encrypted as it lies, and so are the entries of a seal and what of a
@@ -43,7 +47,9 @@
 #define SPILL_VERSION_PACKED 2u /* of a record whose data is packed: what knows nothing of packing takes it for none */
 #define SPILL_VERSION_KILLS 3u /* of one that is a list of deleted keys, likewise */
 #define SPILL_VERSION_ENCRYPTED 4u /* of superblock, record and seal of a store with a key */
+#define SPILL_VERSION_UNITS 5u /* of the superblock of a store whose unit is less than a page, with a key or without */
 #define SPILL_PAGE 4096u
+#define SPILL_UNIT_MIN 512u
 #define SPILL_SUPER_AREA 65536u
 #define SPILL_PROBE_OFF 12288u /* in the superblock area, a multiple of 4096 and of nothing larger */
 #define SPILL_SEGMENT_MIN 65536u
@@ -85,12 +91,14 @@ struct spill_disk_super {
 	struct spill_disk_drop drops[SPILL_DROPS_MAX];
 	uint64_t
 		inode; /* of the file it is; another one: this is a copy; 0: not known (a device, or an older kvpoold) */
-	uint64_t n_keys; /* version 4: of */
+	uint64_t n_keys; /* version 4 and 5: of */
 	uint64_t key_ids[SPILL_KEYS_MAX]; /* all that may be needed to read what is there */
-	uint8_t zero[1888];
+	uint32_t unit; /* version 5; else it is a page */
+	uint8_t zero[1884];
 	uint64_t checksum;
 };
 static_assert(offsetof(struct spill_disk_super, key_ids) == 2136, "store format 1");
+static_assert(offsetof(struct spill_disk_super, unit) == 2200, "store format 1");
 static_assert(offsetof(struct spill_disk_super, version) == 8, "store format 1");
 static_assert(offsetof(struct spill_disk_super, page) == 12, "store format 1");
 static_assert(offsetof(struct spill_disk_super, uuid) == 16, "store format 1");
@@ -124,7 +132,7 @@ static_assert(sizeof(struct spill_disk_segment) == SPILL_PAGE, "store format 1")
 struct spill_disk_record {
 	uint64_t magic;
 	uint32_t version;
-	uint32_t page;
+	uint32_t page; /* folded: bytes of the header */
 	uint8_t uuid[16];
 	uint64_t sequence; /* of its segment */
 	uint64_t off; /* its own place in the file */
@@ -185,14 +193,14 @@ struct spill_disk_entry {
 	uint64_t ns_id;
 	uint64_t key[2];
 	uint64_t parent[2];
-	uint64_t bytes;
+	uint64_t bytes; /* of the block; the highest byte: units of its header less one */
 	uint32_t used_tokens;
 	uint32_t flags;
-	uint32_t page; /* of its header, in the segment */
+	uint32_t at; /* its place in the segment, in units */
 	uint32_t stored; /* packed: as in its header; 0: it is plain */
 };
 static_assert(sizeof(struct spill_disk_entry) == 64, "store format 1");
-static_assert(offsetof(struct spill_disk_entry, page) == 56, "store format 1");
+static_assert(offsetof(struct spill_disk_entry, at) == 56, "store format 1");
 static_assert(offsetof(struct spill_disk_entry, stored) == 60, "store format 1");
 
 /* Of a list of deleted keys: so many bytes of data make one. */
@@ -242,7 +250,8 @@ struct spill_record {
 	uint64_t bytes; /* of the block: used bytes */
 	uint32_t used_tokens;
 	uint32_t flags;
-	uint32_t codec; /* enum spill_codec */
+	uint16_t codec; /* enum spill_codec */
+	uint16_t header; /* bytes of it, as it lies on disk */
 	uint32_t stored; /* packed: bytes of data on disk; plain: 0 */
 };
 
@@ -258,6 +267,7 @@ struct spill_super {
 	struct spill_disk_drop drops[SPILL_DROPS_MAX]; /* in this machine's order of bytes */
 	uint32_t n_keys; /* 0: nothing in it is encrypted; else everything is */
 	uint64_t key_ids[SPILL_KEYS_MAX];
+	uint32_t unit;
 };
 
 /* Where a segment or record header must say that it is. */
@@ -266,16 +276,28 @@ struct spill_spot {
 	uint64_t sequence;
 	uint64_t off; /* in the file */
 	uint64_t room; /* bytes from there to the end of the segment */
+	uint32_t unit; /* of the store; a segment's header does without */
 };
 
 struct spill_hash {
 	uint64_t w[2];
 };
 
-/** spill_span() - bytes a record with @bytes of data takes up in its segment, header included */
-static inline uint64_t spill_span(uint64_t bytes)
+/** spill_unit_ok() - may it be one? */
+static inline bool spill_unit_ok(uint32_t unit)
 {
-	return SPILL_PAGE + (bytes + SPILL_PAGE - 1) / SPILL_PAGE * SPILL_PAGE;
+	return unit >= SPILL_UNIT_MIN && unit <= SPILL_PAGE && !(unit & (unit - 1));
+}
+
+static inline uint64_t spill_round_up(uint64_t bytes, uint32_t unit)
+{
+	return (bytes + unit - 1) / unit * unit;
+}
+
+/** spill_pages() - bytes of the pages of memory that @bytes lie in */
+static inline uint64_t spill_pages(uint64_t bytes)
+{
+	return spill_round_up(bytes, SPILL_PAGE);
 }
 
 /** spill_data_bytes() - of its data, as it lies on disk */
@@ -284,11 +306,17 @@ static inline uint64_t spill_data_bytes(const struct spill_record *record)
 	return record->codec == SPILL_PLAIN ? record->bytes : record->stored;
 }
 
-/* Packed data is shorter by a page at least, so the pages of a record tell whether it is. */
+/** spill_span() - bytes a record takes up in its segment, header included */
+static inline uint64_t spill_span(const struct spill_record *record, uint32_t unit)
+{
+	return record->header + spill_round_up(spill_data_bytes(record), unit);
+}
+
+/* Packed data is shorter by a page at least, so the length of a record tells whether it is. */
 static inline bool spill_packed_ok(uint32_t codec, uint64_t stored, uint64_t bytes)
 {
 	return codec == SPILL_ZSTD && stored > sizeof(struct spill_disk_pack) && stored <= UINT32_MAX &&
-	       bytes <= SPILL_SEGMENT_MAX && spill_span(stored) < spill_span(bytes);
+	       bytes <= SPILL_SEGMENT_MAX && spill_pages(stored) < spill_pages(bytes);
 }
 
 /** spill_is_kills() - a list of deleted keys, no block */
@@ -312,7 +340,7 @@ struct spill_seal {
 /** spill_index_bytes() - pages for the entries of @n records; the seal's own page comes on top */
 static inline uint64_t spill_index_bytes(uint64_t n)
 {
-	return (n * sizeof(struct spill_disk_entry) + SPILL_PAGE - 1) / SPILL_PAGE * SPILL_PAGE;
+	return spill_pages(n * sizeof(struct spill_disk_entry));
 }
 
 /* What all kinds of page begin with. */
@@ -376,6 +404,8 @@ static inline bool spill_version_ok(uint64_t magic, uint32_t version)
 		return magic == SPILL_RECORD_MAGIC;
 	case SPILL_VERSION_ENCRYPTED:
 		return magic != SPILL_SEGMENT_MAGIC;
+	case SPILL_VERSION_UNITS:
+		return magic == SPILL_SUPER_MAGIC;
 	default:
 		return false;
 	}
@@ -434,6 +464,10 @@ static inline void spill_super_encode(void *page, const struct spill_super *supe
 			(struct spill_disk_drop){htole64(super->drops[i].ns_id), htole64(super->drops[i].below)};
 	if (super->n_keys)
 		spill_page_set_version(page, SPILL_VERSION_ENCRYPTED);
+	if (super->unit != SPILL_PAGE) {
+		spill_page_set_version(page, SPILL_VERSION_UNITS);
+		disk->unit = htole32(super->unit);
+	}
 	disk->n_keys = htole64(super->n_keys);
 	for (uint32_t i = 0; i < super->n_keys; i++)
 		disk->key_ids[i] = htole64(super->key_ids[i]);
@@ -445,6 +479,7 @@ static inline int spill_super_decode(const void *page, struct spill_super *super
 {
 	const struct spill_disk_super *disk = page;
 	struct spill_super s;
+	bool units;
 	int r = spill_page_check(page, SPILL_SUPER_MAGIC, NULL);
 
 	if (r < 0)
@@ -463,13 +498,17 @@ static inline int spill_super_decode(const void *page, struct spill_super *super
 		s.drops[i] = (struct spill_disk_drop){le64toh(disk->drops[i].ns_id), le64toh(disk->drops[i].below)};
 	s.n_keys = 0;
 	memset(s.key_ids, 0, sizeof(s.key_ids));
-	if (spill_page_encrypted(page)) {
+	units = spill_page_version(page) == SPILL_VERSION_UNITS;
+	if (spill_page_encrypted(page) || (units && disk->n_keys)) {
 		if (!disk->n_keys || le64toh(disk->n_keys) > SPILL_KEYS_MAX)
 			return -EBADMSG;
 		s.n_keys = (uint32_t)le64toh(disk->n_keys);
 		for (uint32_t i = 0; i < s.n_keys; i++)
 			s.key_ids[i] = le64toh(disk->key_ids[i]);
 	}
+	s.unit = units ? le32toh(disk->unit) : SPILL_PAGE;
+	if (!spill_unit_ok(s.unit) || (units && s.unit == SPILL_PAGE))
+		return -EBADMSG;
 	if (s.segment_bytes < SPILL_SEGMENT_MIN || s.segment_bytes > SPILL_SEGMENT_MAX ||
 		s.segment_bytes % SPILL_PAGE || s.start >= SPILL_START_MAX)
 		return -EBADMSG;
@@ -583,6 +622,90 @@ static inline int spill_segment_decode(const void *page, struct spill_spot *spot
 	return 0;
 }
 
+/* ---- a record's header, folded ---- */
+
+/* What of the page is not always zero: the fields with a word for each layer; key, salt and tags; and its end. */
+struct spill_header_parts {
+	uint32_t fields, secrets, end;
+};
+
+static inline struct spill_header_parts spill_header_parts(uint32_t n_layers, bool encrypted)
+{
+	struct spill_header_parts parts = {.fields = offsetof(struct spill_disk_record, layer_hash) + n_layers * 8,
+		.end = SPILL_PAGE - offsetof(struct spill_disk_record, checksum)};
+
+	if (encrypted) {
+		parts.secrets = offsetof(struct spill_disk_record, tags) - offsetof(struct spill_disk_record, key_id) +
+				n_layers * SPILL_TAG;
+		parts.end = SPILL_PAGE - offsetof(struct spill_disk_record, box);
+	}
+	return parts;
+}
+
+/** spill_header_bytes() - of a header with so many layers, SPILL_LAYERS_MAX at most; of an encrypted one, 1 at least */
+static inline uint32_t spill_header_bytes(uint32_t n_layers, bool encrypted, uint32_t unit)
+{
+	struct spill_header_parts parts = spill_header_parts(n_layers, encrypted);
+
+	static_assert(136 + 40 + 88 + SPILL_LAYERS_MAX * (8 + SPILL_TAG) <= SPILL_PAGE, "all of them fit a page");
+	return (uint32_t)spill_round_up(parts.fields + parts.secrets + parts.end, unit);
+}
+
+/** spill_header_fold() - an encoded header, where it is, as it goes to the disk */
+static inline void spill_header_fold(void *page, uint32_t unit)
+{
+	struct spill_disk_record *disk = page;
+	uint32_t n = le32toh(disk->n_layers), bytes = spill_header_bytes(n, spill_page_encrypted(page), unit);
+	struct spill_header_parts parts = spill_header_parts(n, spill_page_encrypted(page));
+	char *at = page;
+
+	if (unit == SPILL_PAGE)
+		return;
+	disk->page = htole32(bytes);
+	memmove(at + parts.fields, &disk->key_id, parts.secrets);
+	memmove(at + bytes - parts.end, at + SPILL_PAGE - parts.end, parts.end);
+	memset(at + parts.fields + parts.secrets, 0, bytes - parts.fields - parts.secrets - parts.end);
+}
+
+static inline bool spill_header_is_zero(const char *at, const char *end)
+{
+	while (at < end && !*at)
+		at++;
+	return at == end;
+}
+
+/**
+ * spill_header_page() - the page that a header was before it was folded
+ * @raw:    what lies there, SPILL_PAGE bytes that may be looked at, 8-byte aligned
+ * @page:   room for it
+ * Return: that, or @raw where nothing is folded; of what is no header a page that is none either.
+ */
+static inline const void *spill_header_page(const void *raw, uint32_t unit, void *page)
+{
+	const struct spill_disk_record *folded = raw;
+	struct spill_disk_record *disk = page;
+	struct spill_header_parts parts;
+	uint32_t n, bytes;
+	const char *at = raw;
+
+	if (unit == SPILL_PAGE)
+		return raw;
+	memset(page, 0, SPILL_PAGE);
+	n = le32toh(folded->n_layers);
+	if (le64toh(folded->magic) != SPILL_RECORD_MAGIC || n > SPILL_LAYERS_MAX)
+		return page;
+	bytes = spill_header_bytes(n, spill_page_encrypted(raw), unit);
+	parts = spill_header_parts(n, spill_page_encrypted(raw));
+	if (le32toh(folded->page) != bytes ||
+		!spill_header_is_zero(at + parts.fields + parts.secrets, at + bytes - parts.end))
+		return page;
+	memcpy(page, at, parts.fields);
+	memcpy(&disk->key_id, at + parts.fields, parts.secrets);
+	memcpy((char *)page + SPILL_PAGE - parts.end, at + bytes - parts.end, parts.end);
+	disk->page = htole32(SPILL_PAGE);
+	return page;
+}
+
 /** spill_record_encode() - @hash: of the data as it lies on disk */
 static inline void spill_record_encode(
 	void *page, const struct spill_spot *spot, const struct spill_record *record, struct spill_hash hash)
@@ -673,7 +796,7 @@ static inline int spill_record_decode(
 {
 	const struct spill_disk_record *disk = page;
 	uint64_t bytes, stored = 0, data;
-	uint32_t codec = SPILL_PLAIN;
+	uint32_t codec = SPILL_PLAIN, header;
 	bool encrypted;
 
 	if (spill_page_check(page, SPILL_RECORD_MAGIC, spot->uuid) < 0)
@@ -689,7 +812,10 @@ static inline int spill_record_decode(
 			return -EBADMSG;
 	}
 	data = stored ? stored : bytes;
-	if (!data || data > spot->room || spill_span(data) > spot->room)
+	if (le32toh(disk->n_layers) > SPILL_LAYERS_MAX)
+		return -EBADMSG;
+	header = spill_header_bytes(le32toh(disk->n_layers), encrypted, spot->unit);
+	if (!data || data > spot->room || header + spill_round_up(data, spot->unit) > spot->room)
 		return -EBADMSG;
 	if ((!encrypted &&
 		    !(le32toh(disk->flags) & SPILL_RECORD_KILLS) != (le32toh(disk->version) != SPILL_VERSION_KILLS)) ||
@@ -706,18 +832,24 @@ static inline int spill_record_decode(
 	record->bytes = bytes;
 	record->used_tokens = le32toh(disk->used_tokens);
 	record->flags = le32toh(disk->flags);
-	record->codec = codec;
+	record->codec = (uint16_t)codec;
+	record->header = (uint16_t)header;
 	record->stored = (uint32_t)stored;
 	return 0;
 }
 
-static inline void spill_entry_encode(struct spill_disk_entry *entry, const struct spill_record *record, uint32_t page)
+#define SPILL_ENTRY_HEADER_SHIFT 56
+
+static inline void spill_entry_encode(
+	struct spill_disk_entry *entry, const struct spill_record *record, uint32_t at, uint32_t unit)
 {
+	uint64_t more = record->header / unit - 1;
+
 	*entry = (struct spill_disk_entry){.ns_id = htole64(record->ns_id),
-		.bytes = htole64(record->bytes),
+		.bytes = htole64(record->bytes | more << SPILL_ENTRY_HEADER_SHIFT),
 		.used_tokens = htole32(record->used_tokens),
 		.flags = htole32(record->flags),
-		.page = htole32(page),
+		.at = htole32(at),
 		.stored = htole32(record->stored)};
 	for (int i = 0; i < 2; i++) {
 		entry->key[i] = htole64(record->key.w[i]);
@@ -725,20 +857,24 @@ static inline void spill_entry_encode(struct spill_disk_entry *entry, const stru
 	}
 }
 
-/** spill_entry_decode() - 0; -EBADMSG: it does not lie between the bytes @from and @to of its segment */
-static inline int spill_entry_decode(
-	const struct spill_disk_entry *entry, uint64_t from, uint64_t to, struct spill_record *record, uint32_t *page)
+/** spill_entry_decode() - 0; -EBADMSG: it does not lie between the bytes @from and @to of its segment. @at: in units */
+static inline int spill_entry_decode(const struct spill_disk_entry *entry, uint32_t unit, uint64_t from, uint64_t to,
+	struct spill_record *record, uint32_t *at)
 {
-	uint64_t bytes = le64toh(entry->bytes), off = (uint64_t)le32toh(entry->page) * SPILL_PAGE;
+	uint64_t off = (uint64_t)le32toh(entry->at) * unit;
+	uint64_t header = ((le64toh(entry->bytes) >> SPILL_ENTRY_HEADER_SHIFT) + 1) * unit;
+	uint64_t bytes = le64toh(entry->bytes) & ((1ull << SPILL_ENTRY_HEADER_SHIFT) - 1);
 	uint32_t stored = le32toh(entry->stored);
 	uint64_t data = stored ? stored : bytes;
 
-	if (off < from || off > to || !data || data > to - off || spill_span(data) > to - off ||
+	if (off < from || off > to || header > SPILL_PAGE || !data || data > to - off ||
+		header + spill_round_up(data, unit) > to - off ||
 		(stored && !spill_packed_ok(SPILL_ZSTD, stored, bytes)) ||
 		!spill_kills_ok(le32toh(entry->flags), stored, bytes))
 		return -EBADMSG;
 	*record = (struct spill_record){.ns_id = le64toh(entry->ns_id),
 		.bytes = bytes,
+		.header = (uint16_t)header,
 		.used_tokens = le32toh(entry->used_tokens),
 		.flags = le32toh(entry->flags),
 		.codec = stored ? SPILL_ZSTD : SPILL_PLAIN,
@@ -747,7 +883,7 @@ static inline int spill_entry_decode(
 		record->key.w[i] = le64toh(entry->key[i]);
 		record->parent.w[i] = le64toh(entry->parent[i]);
 	}
-	*page = le32toh(entry->page);
+	*at = le32toh(entry->at);
 	return 0;
 }
 
@@ -775,7 +911,7 @@ static inline int spill_seal_decode(
 	if (spill_page_check(page, SPILL_SEAL_MAGIC, spot->uuid) < 0 || le64toh(disk->sequence) != spot->sequence ||
 		le64toh(disk->off) != spot->off)
 		return -EBADMSG;
-	if (!n || n > segment_bytes / (2 * SPILL_PAGE) || used < SPILL_PAGE || used > segment_bytes ||
+	if (!n || n > segment_bytes / (2 * spot->unit) || used < SPILL_PAGE || used > segment_bytes ||
 		spill_index_bytes(n) + SPILL_PAGE > segment_bytes - used)
 		return -EBADMSG;
 	*seal = (struct spill_seal){.used = used, .n = n};
@@ -796,7 +932,7 @@ static inline uint8_t spill_probe_byte(uint64_t off)
  * spill_segment_is_lost() - a segment's first page names no use: was it never used, or can it not be read any more?
  * @head:          that page
  * @seal_page:     its last page, or NULL: the device would not give it
- * @spot:          of the last page; the sequence is filled in
+ * @spot:          of the last page; sequence and unit are filled in
  * @n:             records it had, as far as its seal is left; else 0
  */
 static inline bool spill_segment_is_lost(const struct spill_super *super, const uint8_t *head, const uint8_t *seal_page,
@@ -814,6 +950,7 @@ static inline bool spill_segment_is_lost(const struct spill_super *super, const 
 	if (probe)
 		return false;
 	spot->sequence = seal_page ? spill_page_sequence(seal_page) : 0;
+	spot->unit = super->unit;
 	if (!seal_page || spill_seal_decode(seal_page, spot, super->segment_bytes, &seal) < 0)
 		return !zero;
 	if (spill_super_dropped(super, 0, spot->sequence))

@@ -213,7 +213,8 @@ static struct spill_spot walk_spot(const struct walk *walk, uint64_t at)
 	return (struct spill_spot){.uuid = walk->store->super.uuid,
 		.sequence = walk->segment->sequence,
 		.off = walk->base + at,
-		.room = walk->store->super.segment_bytes - at};
+		.room = walk->store->super.segment_bytes - at,
+		.unit = walk->store->super.unit};
 }
 
 /* @bytes of the segment from @at on, in the buffer. Return: where; NULL: the device would not. */
@@ -282,21 +283,25 @@ static bool pack_is_right(struct store_file *store, const struct spill_record *r
 static bool record_is_right(struct walk *walk, uint64_t at, const struct spill_record *wanted)
 {
 	struct spill_spot spot = walk_spot(walk, at);
-	uint8_t *bytes = walk_read(walk, at, spill_span(spill_data_bytes(wanted)));
+	uint8_t *bytes = walk_read(walk, at, spill_span(wanted, spot.unit)), *data;
+	_Alignas(8) uint8_t page[SPILL_PAGE];
 	struct spill_record found;
 	struct spill_hash hash;
+	const void *head;
 
 	if (!bytes) {
 		walk->segment->n_unread++;
 		return false;
 	}
-	return walk_decode(walk, bytes, &spot, &found, &hash) == 0 && found.ns_id == wanted->ns_id &&
+	data = bytes + wanted->header;
+	head = spill_header_page(bytes, spot.unit, page);
+	return walk_decode(walk, head, &spot, &found, &hash) == 0 && found.ns_id == wanted->ns_id &&
 	       !memcmp(&found.key, &wanted->key, sizeof(found.key)) && found.bytes == wanted->bytes &&
-	       found.codec == wanted->codec && found.stored == wanted->stored &&
-	       spill_hash_equal(hash, spill_hash_data(bytes + SPILL_PAGE, spill_data_bytes(&found))) &&
-	       (!walk->store->cipher || spill_data_decrypt(walk->store->cipher, bytes, bytes + SPILL_PAGE) == 0) &&
+	       found.codec == wanted->codec && found.stored == wanted->stored && found.header == wanted->header &&
+	       spill_hash_equal(hash, spill_hash_data(data, spill_data_bytes(&found))) &&
+	       (!walk->store->cipher || spill_data_decrypt(walk->store->cipher, head, data) == 0) &&
 	       (found.codec == SPILL_PLAIN || store_file_is_closed(walk->store) ||
-		       pack_is_right(walk->store, &found, bytes + SPILL_PAGE));
+		       pack_is_right(walk->store, &found, data));
 }
 
 /* Which use of the segment is it? By its header, else by its first record. */
@@ -304,6 +309,7 @@ static uint64_t walk_sequence(struct walk *walk)
 {
 	const uint8_t *page = walk_read(walk, 0, 2 * SPILL_PAGE);
 	struct spill_spot spot = walk_spot(walk, 0);
+	_Alignas(8) uint8_t own[SPILL_PAGE];
 	struct spill_record record;
 	struct spill_hash hash;
 	uint64_t torn;
@@ -317,7 +323,8 @@ static uint64_t walk_sequence(struct walk *walk)
 	spot = walk_spot(walk, SPILL_PAGE);
 	spot.sequence = spill_page_sequence(page);
 	walk->segment->n_gaps++;
-	return spot.sequence && spot.sequence >= torn && walk_decode(walk, page, &spot, &record, &hash) == 0
+	return spot.sequence && spot.sequence >= torn &&
+			       walk_decode(walk, spill_header_page(page, spot.unit, own), &spot, &record, &hash) == 0
 		       ? spot.sequence
 		       : 0;
 }
@@ -369,26 +376,28 @@ static struct spill_disk_entry *walk_index(struct walk *walk, struct spill_seal 
 
 static void walk_sealed(struct walk *walk, const struct spill_disk_entry *index, const struct spill_seal *seal)
 {
-	uint64_t at = SPILL_PAGE;
+	uint32_t unit = walk->store->super.unit;
+	uint64_t end = SPILL_PAGE, off;
 
 	walk->segment->sealed = true;
 	for (uint64_t k = 0; k < seal->n; k++) {
 		struct spill_record record;
-		uint32_t page;
+		uint32_t at;
 
-		if (spill_entry_decode(&index[k], at, seal->used, &record, &page) < 0) {
+		if (spill_entry_decode(&index[k], unit, end, seal->used, &record, &at) < 0) {
 			walk->segment->n_gaps++;
 			return;
 		}
-		at = (uint64_t)page * SPILL_PAGE;
-		walk_count(walk, &record, walk->check && !record_is_right(walk, at, &record));
-		at += spill_span(spill_data_bytes(&record));
+		off = (uint64_t)at * unit;
+		walk_count(walk, &record, walk->check && !record_is_right(walk, off, &record));
+		end = off + spill_span(&record, unit);
 	}
 }
 
 /* From header to header, as a start does. */
 static void walk_log(struct walk *walk)
 {
+	_Alignas(8) uint8_t own[SPILL_PAGE];
 	uint64_t at = SPILL_PAGE;
 
 	while (at + SPILL_PAGE <= walk->store->super.segment_bytes) {
@@ -397,17 +406,17 @@ static void walk_log(struct walk *walk)
 		struct spill_record record;
 		struct spill_hash hash;
 
-		if (!page || walk_decode(walk, page, &spot, &record, &hash) < 0) {
+		if (!page || walk_decode(walk, spill_header_page(page, spot.unit, own), &spot, &record, &hash) < 0) {
 			walk->segment->n_unread += !page;
 			if (!walk->gap_at)
 				walk->gap_at = at;
-			at += SPILL_PAGE;
+			at += spot.unit;
 			continue;
 		}
 		walk->segment->n_gaps += walk->gap_at != 0;
 		walk->gap_at = 0;
 		walk_count(walk, &record, walk->check && !record_is_right(walk, at, &record));
-		at += spill_span(spill_data_bytes(&record));
+		at += spill_span(&record, spot.unit);
 	}
 }
 

@@ -36,8 +36,9 @@ static void try_seal(const uint8_t *page, const struct spill_spot *spot)
 	if (spill_seal_decode(page, spot, bytes, &seal) == 0)
 		must(seal.n > 0 && seal.used + spill_index_bytes(seal.n) + SPILL_PAGE <= bytes);
 	for (unsigned i = 0; i < SPILL_PAGE / sizeof(*entries); i++)
-		if (spill_entry_decode(&entries[i], SPILL_PAGE, to, &record, &at) == 0)
-			must(at > 0 && (uint64_t)at * SPILL_PAGE + spill_span(spill_data_bytes(&record)) <= to);
+		if (spill_entry_decode(&entries[i], spot->unit, SPILL_PAGE, to, &record, &at) == 0)
+			must(at > 0 && record.header <= SPILL_PAGE && record.header % spot->unit == 0 &&
+				(uint64_t)at * spot->unit + spill_span(&record, spot->unit) <= to);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -96,7 +97,7 @@ static void try_to_encrypt(
 	struct spill_record again;
 	struct spill_hash hash;
 
-	if (spill_span(spill_data_bytes(record)) > sizeof(data))
+	if (spill_pages(spill_data_bytes(record)) > sizeof(data))
 		return;
 	must(spill_record_encrypt(cipher, page, spot, record, NULL, data, data) == 0);
 	must(spill_record_open(cipher, page, spot, &again, &hash) == 0 && again.ns_id == record->ns_id &&
@@ -106,6 +107,37 @@ static void try_to_encrypt(
 	page[record->key.w[0] % (SPILL_PAGE - 8)] ^= 1;
 	spill_page_end(page);
 	must(spill_record_open(cipher, page, spot, &again, &hash) < 0);
+}
+
+/* What lies there as a header of sectors: within bounds, or none. */
+static void try_folded(struct spill_cipher *cipher, const void *folded, struct spill_spot spot)
+{
+	_Alignas(8) uint8_t page[SPILL_PAGE];
+	struct spill_record record;
+	struct spill_hash hash;
+
+	spot.unit = SPILL_UNIT_MIN;
+	if (spill_record_decode(spill_header_page(folded, spot.unit, page), &spot, &record, &hash) < 0)
+		return;
+	must(record.header >= SPILL_UNIT_MIN && record.header <= SPILL_PAGE);
+	must(spill_span(&record, spot.unit) <= spot.room);
+	spill_record_open(cipher, page, &spot, &record, &hash);
+}
+
+/* A header of ours comes back as it was, and is none any more if a byte is changed. */
+static void try_to_fold(const void *encoded, struct spill_spot spot, uint64_t at)
+{
+	_Alignas(8) uint8_t folded[SPILL_PAGE], page[SPILL_PAGE];
+	struct spill_record record;
+	struct spill_hash hash;
+
+	spot.unit = SPILL_UNIT_MIN;
+	memcpy(folded, encoded, sizeof(folded));
+	spill_header_fold(folded, spot.unit);
+	must(!memcmp(spill_header_page(folded, spot.unit, page), encoded, SPILL_PAGE));
+	must(spill_record_decode(page, &spot, &record, &hash) == 0);
+	folded[at % record.header] ^= 1;
+	must(spill_record_decode(spill_header_page(folded, spot.unit, page), &spot, &record, &hash) < 0);
 }
 
 static void try_record(struct spill_cipher *cipher, const void *page, struct spill_spot *spot, bool encrypt)
@@ -125,13 +157,14 @@ static void try_record(struct spill_cipher *cipher, const void *page, struct spi
 		return;
 	}
 	must(spill_data_bytes(&record) > 0 && spill_data_bytes(&record) < spot->room);
-	must(spill_span(spill_data_bytes(&record)) <= spot->room);
+	must(spill_span(&record, spot->unit) <= spot->room);
 	must(record.codec == SPILL_PLAIN || spill_data_bytes(&record) < record.bytes);
 	spill_record_encode(encoded, spot, &record, hash);
 	must(spill_record_decode(encoded, spot, &again, &hash_again) == 0);
 	must(memcmp(&record.key, &again.key, sizeof(record.key)) == 0 && record.bytes == again.bytes &&
 		record.codec == again.codec && record.stored == again.stored && record.ns_id == again.ns_id &&
 		record.used_tokens == again.used_tokens && spill_hash_equal(hash, hash_again));
+	try_to_fold(encoded, *spot, record.key.w[0]);
 	spot->off += SPILL_PAGE;
 	must(spill_record_decode(encoded, spot, &again, &hash) < 0);
 	spot->off -= SPILL_PAGE;
@@ -159,7 +192,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	_Alignas(8) uint8_t page[SPILL_PAGE] = {0};
 	uint8_t uuid[16] = "sixteen bytes...";
-	struct spill_spot spot = {.uuid = uuid, .sequence = 1, .off = SPILL_SUPER_AREA, .room = 64 << 20};
+	struct spill_spot spot = {
+		.uuid = uuid, .sequence = 1, .off = SPILL_SUPER_AREA, .room = 64 << 20, .unit = SPILL_PAGE};
 	uint8_t choice;
 
 	if (size < 1 || size > SPILL_PAGE + 1)
@@ -182,8 +216,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		try_super(page);
 	else if ((choice & CHOICE_KIND) == 1)
 		try_segment(page, &spot);
-	else
+	else {
+		try_folded(our_cipher(), page, spot);
 		try_record(our_cipher(), page, &spot, choice & CHOICE_ENCRYPT);
+	}
 	if ((choice & CHOICE_KIND) == 3)
 		try_seal(page, &spot);
 	return 0;

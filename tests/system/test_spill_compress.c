@@ -147,6 +147,8 @@ static void forge_first_record(const struct trial *t)
 	}
 	assert_int_equal(r, 0);
 	spot.uuid = super.uuid;
+	spot.unit = super.unit;
+	assert_int_equal(super.unit, SPILL_PAGE); /* as file systems have it */
 	assert_int_equal(pread(fd, pages, sizeof(pages), SPILL_SUPER_AREA), sizeof(pages));
 	assert_int_equal(spill_segment_decode(pages, &spot), 0);
 	spot.off += SPILL_PAGE;

@@ -21,6 +21,24 @@
 #define BLOCK_MAX (2u << 20)
 #define BLOCKS 20000
 
+/* How a store moves bytes, and what it pads headers to. */
+struct way {
+	bool uring;
+	uint32_t unit;
+};
+__attribute__((unused)) static struct way with_uring = {true, SPILL_PAGE}, with_threads = {false, SPILL_PAGE},
+					  with_sectors = {true, SPILL_UNIT_MIN};
+
+#define BY(test, way) \
+	{ \
+#test " (" #way ")", test, setup, teardown, &(way) \
+	}
+#define ONCE(test) BY(test, with_uring)
+#define BOTH(test) BY(test, with_uring), BY(test, with_threads)
+#define BOTH_UNITS(test) BY(test, with_threads), BY(test, with_sectors)
+#define BY_RING(test) BY(test, with_uring), BY(test, with_sectors)
+#define EACH_WAY(test) BOTH(test), BY(test, with_sectors)
+
 /* As the store's caller knows a block. */
 struct block {
 	unsigned k; /* its number; the key */
@@ -105,7 +123,7 @@ static inline void *fixture_found(void *owner, const struct spill_record *record
 }
 
 /* @bytes: capacity. */
-static inline struct fixture *fixture_new(bool uring, uint64_t capacity, uint64_t segment_bytes)
+static inline struct fixture *fixture_new(const struct way *way, uint64_t capacity, uint64_t segment_bytes)
 {
 	struct fixture *f = calloc(1, sizeof(*f));
 
@@ -116,7 +134,8 @@ static inline struct fixture *fixture_new(bool uring, uint64_t capacity, uint64_
 		.capacity = capacity,
 		.segment_bytes = segment_bytes,
 		.depth = 8,
-		.use_uring = uring,
+		.use_uring = way->uring,
+		.unit = way->unit,
 		.lock_fd = -1,
 		.owner = f,
 		.gone = fixture_gone,
@@ -250,6 +269,45 @@ static inline int flush(struct fixture *f)
 	return res;
 }
 
+/* What a plain record of so many bytes takes up, without layers. */
+static inline uint64_t span_of(const struct fixture *f, uint64_t bytes)
+{
+	uint32_t unit = f->spill->file.super.unit;
+	struct spill_record record = {
+		.bytes = bytes, .header = (uint16_t)spill_header_bytes(0, f->spill->cipher != NULL, unit)};
+
+	return spill_span(&record, unit);
+}
+
+static inline const struct record *block_at(struct fixture *f, unsigned k, uint32_t *i)
+{
+	const struct record *record = segment_find(f->spill, f->blocks[k].place, i);
+
+	assert_non_null(record);
+	return record;
+}
+
+/* Where block @k's header lies in the file, how long it is, and where the data begins. */
+static inline uint64_t block_off(struct fixture *f, unsigned k)
+{
+	uint32_t i;
+	const struct record *record = block_at(f, k, &i);
+
+	return record_spot(f->spill, i, record).off;
+}
+
+static inline uint64_t header_of(struct fixture *f, unsigned k)
+{
+	uint32_t i;
+
+	return block_at(f, k, &i)->header;
+}
+
+static inline uint64_t data_off(struct fixture *f, unsigned k)
+{
+	return block_off(f, k) + header_of(f, k);
+}
+
 static inline struct spill_stats stats_of(struct fixture *f)
 {
 	struct spill_stats s;
@@ -315,7 +373,7 @@ static inline bool store_adds_up(const struct fixture *f)
 
 				n++;
 				n_kills += kills;
-				bytes += kills ? 0 : (uint64_t)segment->records[k].pages * SPILL_PAGE;
+				bytes += kills ? 0 : record_bytes(spill, &segment->records[k]);
 			}
 		if (n != segment->n_live || n_kills != segment->n_kills ||
 			segment->used > spill->file.super.segment_bytes ||

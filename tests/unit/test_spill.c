@@ -1,4 +1,8 @@
-/* test_spill.c - the spill store: round trips, space, recovery, damage, with both I/O engines */
+/*
+ * test_spill.c - the spill store: round trips, space, recovery, damage, with both I/O engines, and with headers of sectors
+ *
+ * kvpool-test: timeout=300
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,11 +18,9 @@
 
 #define MIB (1ull << 20)
 
-static bool with_uring = true, with_threads = false;
-
 static int setup(void **state)
 {
-	struct fixture *f = fixture_new(*(bool *)*state, 64 * MIB, 4 * MIB);
+	struct fixture *f = fixture_new(*state, 64 * MIB, 4 * MIB);
 
 	*state = f;
 	return fixture_open(f);
@@ -272,24 +274,14 @@ static void damage(const struct fixture *f, uint64_t off)
 	edit(f, off, &byte, 1, true);
 }
 
-/* Where block @k's header lies in the file. */
-static uint64_t block_off(struct fixture *f, unsigned k)
-{
-	uint32_t i;
-	struct record *record = segment_find(f->spill, f->blocks[k].place, &i);
-
-	assert_non_null(record);
-	return segment_off(f->spill, i) + (uint64_t)record->page * SPILL_PAGE;
-}
-
 static void two_records_swapped_on_disk_are_both_refused(void **state)
 {
 	struct fixture *f = *state;
-	uint64_t off[2], span = spill_span(12288);
+	uint64_t off[2], span = span_of(f, 12288), header = span - 12288;
 
 	/* whole records, then only headers, then only data */
 	for (unsigned what = 0; what < 3; what++) {
-		uint64_t from = what == 2 ? SPILL_PAGE : 0, n = what == 1 ? SPILL_PAGE : span - from;
+		uint64_t from = what == 2 ? header : 0, n = what == 1 ? header : span - from;
 
 		assert_int_equal(put(f, 1, 12288), 0);
 		assert_int_equal(put(f, 2, 12288), 0);
@@ -330,7 +322,7 @@ static void a_flipped_bit_anywhere_is_damage_or_absence_never_wrong_bytes(void *
 
 	for (unsigned k = 0; k < N; k++)
 		assert_int_equal(put(f, k, 100 + 1000 * k), 0);
-	end = block_off(f, N - 1) + spill_span(100 + 1000 * (N - 1));
+	end = block_off(f, N - 1) + span_of(f, 100 + 1000 * (N - 1));
 	if (f->opts.use_uring) /* once as a daemon leaves it that was killed, once in order */
 		fault_arm("spill.seal=-EIO");
 	fixture_close(f);
@@ -516,19 +508,20 @@ static void a_damaged_record_header_costs_that_record_only_and_is_counted(void *
 {
 	enum { N = 30 };
 	struct fixture *f = *state;
-	uint64_t off[N];
+	uint64_t off[N], header = 0;
 	struct log_catch log;
 
 	fault_arm("spill.seal=-EIO"); /* else the headers are not read */
 	for (unsigned k = 0; k < N; k++) { /* 8 to a segment */
 		assert_int_equal(put(f, k, 400000 + 5000 * k), 0);
 		off[k] = block_off(f, k);
+		header = header_of(f, k);
 	}
 	fixture_close(f);
 	fault_disarm();
 	damage(f, off[2] + 20);
 	damage(f, off[3] + 60); /* its neighbour: one place */
-	damage(f, off[5] + 4000);
+	damage(f, off[5] + header - 96);
 	damage(f, off[20] + 8);
 	log = log_catch();
 	assert_int_equal(fixture_open(f), 0);
@@ -620,7 +613,7 @@ static void a_start_names_segments_it_cannot_read_and_the_records_their_seals_sp
 /* A segment that was set aside and proved good again has the bytes of the probe at its head. */
 static void a_segment_that_a_probe_wrote_to_is_not_taken_for_a_lost_one(void **state)
 {
-	struct spill_super super = {.segment_bytes = SPILL_SEGMENT_MIN};
+	struct spill_super super = {.segment_bytes = SPILL_SEGMENT_MIN, .unit = SPILL_PAGE};
 	struct spill_spot spot = {.uuid = super.uuid};
 	uint8_t page[SPILL_PAGE];
 	uint64_t n;
@@ -647,7 +640,7 @@ static void damage_is_counted_told_and_then_forgotten(void **state)
 
 	assert_int_equal(put(f, 1, 20000), 0);
 	assert_int_equal(put(f, 2, 20000), 0);
-	off = block_off(f, 1) + SPILL_PAGE + 19999;
+	off = data_off(f, 1) + 19999;
 	fixture_close(f);
 	edit(f, off, &byte, 1, false);
 	byte ^= 1;
@@ -669,7 +662,8 @@ static void a_header_damaged_under_a_running_store_is_refused(void **state)
 	for (unsigned k = 0; k < 20; k++) {
 		assert_int_equal(put(f, k, 5000), 0);
 		assert_int_equal(get(f, k), 0);
-		edit(f, block_off(f, k) + 150 + 190 * k, &byte, 1, true); /* nothing of the record's own */
+		/* nothing of the record's own */
+		edit(f, block_off(f, k) + 150 + (header_of(f, k) - 160) / 20 * k, &byte, 1, true);
 		assert_int_equal(get(f, k), -EBADMSG);
 	}
 }
@@ -687,7 +681,7 @@ static void a_damaged_superblock_is_moved_aside_and_a_new_store_begun(void **sta
 		if (what == 0) {
 			memset(junk, 0xa5, sizeof(junk));
 		} else { /* of another version, checksum and all */
-			struct spill_super super = {.segment_bytes = 4 * MIB, .start = 3};
+			struct spill_super super = {.segment_bytes = 4 * MIB, .start = 3, .unit = SPILL_PAGE};
 
 			for (unsigned copy = 0; copy < 2; copy++) {
 				spill_super_encode(junk + copy * SPILL_PAGE, &super);
@@ -748,9 +742,9 @@ static void a_store_cut_short_or_emptied_opens_with_what_is_left(void **state)
 
 	assert_int_equal(put(f, 1, 20000), 0);
 	assert_int_equal(put(f, 2, 20000), 0);
-	off = block_off(f, 2);
+	off = data_off(f, 2);
 	fixture_close(f);
-	assert_int_equal(truncate(f->path, (off_t)(off + SPILL_PAGE + 5)), 0);
+	assert_int_equal(truncate(f->path, (off_t)(off + 5)), 0);
 	assert_int_equal(fixture_open(f), 0);
 	assert_int_equal(get(f, 1), 0);
 	assert_int_equal(get(f, 2), -EBADMSG);
@@ -762,6 +756,24 @@ static void a_store_cut_short_or_emptied_opens_with_what_is_left(void **state)
 	assert_int_equal(f->n_found, 0);
 	assert_int_equal(put(f, 3, 20000), 0);
 	assert_int_equal(get(f, 3), 0);
+}
+
+static void a_record_shorter_than_a_page_at_the_end_of_a_file_without_fallocate_is_found(void **state)
+{
+	struct fixture *f = *state;
+
+	for (unsigned n = 1; n < 9; n++) {
+		fixture_close(f);
+		unlink(f->path);
+		fault_arm("io.allocate=-EOPNOTSUPP,spill.seal=-EIO");
+		assert_int_equal(fixture_open(f), 0);
+		for (unsigned k = 0; k < n; k++)
+			assert_int_equal(put(f, k, 100 + 500 * k), 0);
+		assert_int_equal(fixture_reopen(f), 0);
+		assert_int_equal(f->n_found, n);
+		for (unsigned k = 0; k < n; k++)
+			assert_int_equal(get(f, k), 0);
+	}
 }
 
 static void a_file_cut_under_a_running_store_is_damage_not_a_crash(void **state)
@@ -1004,7 +1016,7 @@ static void segments_are_chosen_to_hold_the_longest_block_we_know_of(void **stat
 	struct fixture *f = *state;
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		uint64_t segment_bytes, n;
+		uint64_t segment_bytes, n, span;
 
 		fixture_close(f);
 		unlink(f->path);
@@ -1017,12 +1029,11 @@ static void segments_are_chosen_to_hold_the_longest_block_we_know_of(void **stat
 		assert_true(n >= 3 && segment_bytes <= 101 * MIB);
 		if (!cases[i].block)
 			continue;
-		assert_true(spill_span(cases[i].block) + SPILL_PAGE <= segment_bytes);
+		span = span_of(f, cases[i].block);
+		assert_true(span + SPILL_PAGE <= segment_bytes);
 		/* at most an eighth of the room lies idle, where records are small enough for a choice */
 		if (cases[i].capacity / cases[i].block >= 32)
-			assert_true(n * ((segment_bytes - SPILL_PAGE) / spill_span(cases[i].block)) *
-					    spill_span(cases[i].block) >=
-				    cases[i].capacity / 8 * 7);
+			assert_true(n * ((segment_bytes - SPILL_PAGE) / span) * span >= cases[i].capacity / 8 * 7);
 	}
 }
 
@@ -1389,70 +1400,61 @@ static void the_store_is_its_owners_alone(void **state)
 	assert_int_equal(st.st_mode & 07777, 0600);
 }
 
-#define BOTH(test) \
-	{#test " (io_uring)", test, setup, teardown, &with_uring}, \
-	{ \
-#test " (threads)", test, setup, teardown, &with_threads \
-	}
-#define ONCE(test) \
-	{ \
-#test, test, setup, teardown, &with_uring \
-	}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		BOTH(the_message_names_the_engine_and_o_direct),
-		BOTH(a_new_store_is_said_to_be_new),
-		BOTH(blocks_of_any_size_come_back_exact),
-		BOTH(blocks_of_any_size_come_back_after_a_restart),
-		BOTH(without_o_direct_it_is_the_same),
-		BOTH(many_at_once_come_back_exact),
-		BOTH(a_write_beside_a_full_queue_of_reads_waits_for_its_turn),
-		BOTH(small_writes_are_on_their_way_beyond_the_depth_and_large_ones_are_not),
+		EACH_WAY(the_message_names_the_engine_and_o_direct),
+		EACH_WAY(a_new_store_is_said_to_be_new),
+		EACH_WAY(blocks_of_any_size_come_back_exact),
+		EACH_WAY(blocks_of_any_size_come_back_after_a_restart),
+		EACH_WAY(without_o_direct_it_is_the_same),
+		EACH_WAY(many_at_once_come_back_exact),
+		EACH_WAY(a_write_beside_a_full_queue_of_reads_waits_for_its_turn),
+		EACH_WAY(small_writes_are_on_their_way_beyond_the_depth_and_large_ones_are_not),
 		ONCE(what_does_not_fit_a_segment_is_refused),
-		BOTH(a_forgotten_record_is_not_read_and_not_told_gone),
-		ONCE(a_record_asked_for_under_another_name_is_refused),
-		BOTH(two_records_swapped_on_disk_are_both_refused),
-		ONCE(a_flipped_bit_anywhere_is_damage_or_absence_never_wrong_bytes),
-		BOTH(after_a_stop_in_order_a_start_reads_a_little_of_each_segment_only),
-		ONCE(what_a_kill_left_unsealed_is_sealed_by_the_next_start),
-		BOTH(a_segment_is_sealed_only_when_all_of_it_is_durable),
-		ONCE(a_damaged_seal_costs_nothing),
-		BOTH(a_seal_of_an_earlier_use_of_the_segment_is_not_believed),
-		BOTH(a_damaged_record_header_costs_that_record_only_and_is_counted),
-		ONCE(a_damaged_segment_header_costs_nothing_but_a_look_at_the_first_record),
-		BOTH(a_start_names_segments_it_cannot_read_and_the_records_their_seals_speak_of),
+		EACH_WAY(a_forgotten_record_is_not_read_and_not_told_gone),
+		EACH_WAY(a_record_asked_for_under_another_name_is_refused),
+		EACH_WAY(two_records_swapped_on_disk_are_both_refused),
+		BY_RING(a_flipped_bit_anywhere_is_damage_or_absence_never_wrong_bytes),
+		EACH_WAY(after_a_stop_in_order_a_start_reads_a_little_of_each_segment_only),
+		EACH_WAY(what_a_kill_left_unsealed_is_sealed_by_the_next_start),
+		EACH_WAY(a_segment_is_sealed_only_when_all_of_it_is_durable),
+		BY_RING(a_damaged_seal_costs_nothing),
+		EACH_WAY(a_seal_of_an_earlier_use_of_the_segment_is_not_believed),
+		EACH_WAY(a_damaged_record_header_costs_that_record_only_and_is_counted),
+		EACH_WAY(a_damaged_segment_header_costs_nothing_but_a_look_at_the_first_record),
+		EACH_WAY(a_start_names_segments_it_cannot_read_and_the_records_their_seals_speak_of),
 		ONCE(a_segment_that_a_probe_wrote_to_is_not_taken_for_a_lost_one),
-		BOTH(damage_is_counted_told_and_then_forgotten),
-		ONCE(a_header_damaged_under_a_running_store_is_refused),
+		EACH_WAY(damage_is_counted_told_and_then_forgotten),
+		EACH_WAY(a_header_damaged_under_a_running_store_is_refused),
 		ONCE(a_damaged_superblock_is_moved_aside_and_a_new_store_begun),
 		ONCE(each_start_has_a_number_of_its_own),
 		ONCE(the_rings_operations_wait_for_the_disk),
 		ONCE(one_damaged_copy_of_the_superblock_loses_nothing),
-		BOTH(a_store_cut_short_or_emptied_opens_with_what_is_left),
-		BOTH(a_file_cut_under_a_running_store_is_damage_not_a_crash),
-		BOTH(the_file_never_outgrows_its_capacity_and_the_oldest_go_first),
+		EACH_WAY(a_store_cut_short_or_emptied_opens_with_what_is_left),
+		EACH_WAY(a_record_shorter_than_a_page_at_the_end_of_a_file_without_fallocate_is_found),
+		EACH_WAY(a_file_cut_under_a_running_store_is_damage_not_a_crash),
+		BY_RING(the_file_never_outgrows_its_capacity_and_the_oldest_go_first),
 		ONCE(how_much_of_the_log_was_written_since_is_told_by_segments),
 		ONCE(a_segment_without_living_records_is_taken_before_the_oldest),
 		ONCE(gone_may_forget_others_of_the_same_segment),
-		BOTH(a_segment_is_not_reused_while_it_is_read),
-		BOTH(a_segment_that_can_be_had_after_a_completion_is_eagain_not_enospc),
+		EACH_WAY(a_segment_is_not_reused_while_it_is_read),
+		EACH_WAY(a_segment_that_can_be_had_after_a_completion_is_eagain_not_enospc),
 		ONCE(a_place_of_an_earlier_use_of_a_segment_means_nothing),
 		ONCE(a_full_segment_is_flushed),
 		ONCE(less_capacity_than_before_is_kept_to_at_once),
 		ONCE(a_capacity_too_small_is_refused_with_the_number),
 		ONCE(segments_are_chosen_to_hold_the_longest_block_we_know_of),
 		ONCE(an_empty_store_is_made_anew_for_longer_blocks_and_one_with_records_is_not),
-		BOTH(of_a_key_written_twice_the_later_record_is_the_last_found),
-		BOTH(a_start_goes_on_behind_the_last_record),
-		BOTH(a_seal_hides_nothing_that_was_written_behind_it),
+		EACH_WAY(of_a_key_written_twice_the_later_record_is_the_last_found),
+		EACH_WAY(a_start_goes_on_behind_the_last_record),
+		EACH_WAY(a_seal_hides_nothing_that_was_written_behind_it),
 		ONCE(a_start_that_writes_nothing_leaves_the_seal_as_it_is),
-		BOTH(a_seal_that_cannot_be_broken_costs_the_write_and_nothing_else),
-		BOTH(a_torn_tail_is_written_over_and_a_hole_is_not),
+		EACH_WAY(a_seal_that_cannot_be_broken_costs_the_write_and_nothing_else),
+		EACH_WAY(a_torn_tail_is_written_over_and_a_hole_is_not),
 		ONCE(a_start_does_not_go_on_in_a_segment_it_could_not_read),
 		ONCE(leftovers_of_an_earlier_use_of_a_segment_are_not_found),
-		BOTH(a_second_owner_is_refused_by_any_path_and_a_copy_is_nobodys),
+		EACH_WAY(a_second_owner_is_refused_by_any_path_and_a_copy_is_nobodys),
 		ONCE(a_directory_that_cannot_be_used_is_refused_with_path_and_errno),
 		ONCE(a_directory_of_another_user_is_refused_with_path_and_errno),
 		ONCE(the_store_is_its_owners_alone),

@@ -19,7 +19,7 @@
 /* In a process of its own, for it is the process that would die.  Exit status 0: it lived, and the cut was noticed. */
 static int writes_what_is_cut(bool uring, bool packed)
 {
-	struct fixture *f = fixture_new(uring, 16 * MIB, MIB);
+	struct fixture *f = fixture_new(uring ? &with_uring : &with_threads, 16 * MIB, MIB);
 	struct block *b = &f->blocks[3];
 	int fd = memfd_create("slab", MFD_CLOEXEC), guard;
 	struct spill_record record;

@@ -16,11 +16,9 @@
 #define MIB (1ull << 20)
 #define KEYS 64
 
-static bool with_uring = true, with_threads = false;
-
 static int setup(void **state)
 {
-	*state = fixture_new(*(bool *)*state, 16 * MIB, MIB);
+	*state = fixture_new(*state, 16 * MIB, MIB);
 	return 0;
 }
 
@@ -257,13 +255,9 @@ static void records_across_and_beyond_2_and_4_gib_are_exact(void **state)
 			spill->open = i;
 		}
 		spill->segments[i].used = offs[k] - segment_off(spill, i);
-		assert_true(segment_add(&spill->segments[i], 0, &none, RECORD_DEAD) >=
-			    0); /* not the first: that writes more */
+		assert_true(segment_add(spill, i, 0, &none, RECORD_DEAD) >= 0); /* not the first: that writes more */
 		assert_int_equal(put(f, k, 12288), 0);
-		assert_int_equal(segment_off(spill, i) +
-					 (uint64_t)spill->segments[i].records[spill->segments[i].n_records - 1].page *
-						 SPILL_PAGE,
-			offs[k]);
+		assert_int_equal(block_off(f, k), offs[k]);
 	}
 	for (unsigned k = 0; k < N; k++)
 		assert_int_equal(get(f, k), 0);
@@ -283,19 +277,13 @@ static void records_across_and_beyond_2_and_4_gib_are_exact(void **state)
 	assert_true(file_bytes(f, NULL) > 1ull << 33);
 }
 
-#define BOTH(test) \
-	{#test " (io_uring)", test, setup, teardown, &with_uring}, \
-	{ \
-#test " (threads)", test, setup, teardown, &with_threads \
-	}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		BOTH(killed_at_any_moment_every_record_is_right_or_absent_and_space_is_bounded),
-		BOTH(fifty_starts_of_a_small_store_forget_nothing_that_fits),
-		BOTH(the_lock_of_a_dead_owner_whose_io_still_runs_is_waited_for),
-		BOTH(records_across_and_beyond_2_and_4_gib_are_exact),
+		EACH_WAY(killed_at_any_moment_every_record_is_right_or_absent_and_space_is_bounded),
+		EACH_WAY(fifty_starts_of_a_small_store_forget_nothing_that_fits),
+		EACH_WAY(the_lock_of_a_dead_owner_whose_io_still_runs_is_waited_for),
+		EACH_WAY(records_across_and_beyond_2_and_4_gib_are_exact),
 	};
 
 	return cmocka_run_group_tests_name("spill crashes", tests, NULL, NULL);

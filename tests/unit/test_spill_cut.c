@@ -1,9 +1,11 @@
 /*
- * test_spill_cut.c - the spill store when the power is cut: of what was written since the last flush any 4 KiB may be lost
+ * test_spill_cut.c - the spill store when the power is cut: of what was written since the last flush any sector may be lost
  *
  * The writes of the threads' engine are taken here, pwritev(), pwrite() and fdatasync() being defined in this program: what each
- * block of 4 KiB held is kept, in memory shared with the test, until a flush.  A cut is a SIGKILL, after which some of these
- * blocks, by the toss of a coin, or all of them, get back what they held.
+ * sector held is kept, in memory shared with the test, until a flush.  A cut is a SIGKILL, after which some of these
+ * sectors, by the toss of a coin, or all of them, get back what they held.
+ *
+ * kvpool-test: timeout=300
  */
 #define _GNU_SOURCE 1
 #include <setjmp.h>
@@ -25,29 +27,33 @@
 
 #define MIB (1ull << 20)
 #define CAPACITY (8 * MIB)
-#define PAGE 4096u
-#define PAGES (CAPACITY / PAGE)
+#define SECTOR 512u
+#define SECTORS (CAPACITY / SECTOR)
 #define SIZE_OF(k) (1000 + (k) % 7 * 9000)
 
 /* ---- the drive ---- */
 
 /* Shared with the process that is killed. */
 struct drive {
-	bool unflushed[PAGES];
-	_Alignas(PAGE) uint8_t held[PAGES][PAGE];
+	bool unflushed[SECTORS];
+	_Alignas(SECTOR) uint8_t held[SECTORS][SECTOR];
 };
 static struct drive *drive; /* NULL: everything is durable at once */
 static pthread_mutex_t drive_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void drive_keep(int fd, uint64_t off, uint64_t n)
 {
-	for (uint64_t i = off / PAGE; n && i <= (off + n - 1) / PAGE; i++) {
-		if (i >= PAGES || drive->unflushed[i])
+	uint64_t i = off / SECTOR, last = (off + n + SECTOR - 1) / SECTOR, to;
+
+	for (last = last < SECTORS ? last : SECTORS; i < last; i = to) {
+		for (to = i; to < last && drive->unflushed[to] == drive->unflushed[i]; to++)
+			;
+		if (drive->unflushed[i])
 			continue;
-		memset(drive->held[i], 0, PAGE);
-		if (syscall(SYS_pread64, fd, drive->held[i], PAGE, i * PAGE) < 0)
+		memset(drive->held[i], 0, (to - i) * SECTOR);
+		if (syscall(SYS_pread64, fd, drive->held[i], (to - i) * SECTOR, i * SECTOR) < 0)
 			abort();
-		drive->unflushed[i] = true;
+		memset(drive->unflushed + i, true, to - i);
 	}
 }
 
@@ -83,16 +89,16 @@ int fdatasync(int fd)
 	return 0;
 }
 
-/* Return: blocks that got back what they held. */
+/* Return: sectors that got back what they held. */
 static unsigned drive_cut(const char *path, unsigned *seed, bool all)
 {
 	int fd = open(path, O_RDWR | O_CLOEXEC);
 	unsigned n = 0;
 
-	for (unsigned i = 0; i < PAGES && fd >= 0; i++) {
+	for (unsigned i = 0; i < SECTORS && fd >= 0; i++) {
 		if (!drive->unflushed[i] || (!all && rand_r(seed) % 2))
 			continue;
-		assert_int_equal(syscall(SYS_pwrite64, fd, drive->held[i], PAGE, i * PAGE), PAGE);
+		assert_int_equal(syscall(SYS_pwrite64, fd, drive->held[i], SECTOR, i * SECTOR), SECTOR);
 		n++;
 	}
 	close(fd);
@@ -132,9 +138,11 @@ static void cut_gone(void *owner, void *cookie)
 	atomic_store(&diary->fate[b->k], GONE);
 }
 
+static struct way with_threads_and_sectors = {false, SPILL_UNIT_MIN};
+
 static int setup(void **state)
 {
-	struct fixture *f = fixture_new(false, CAPACITY, MIB / 2);
+	struct fixture *f = fixture_new(*state, CAPACITY, MIB / 2);
 
 	f->opts.gone = cut_gone;
 	drive = mmap(NULL, sizeof(*drive), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -321,7 +329,7 @@ static void cut_again_and_again(struct fixture *f, bool all, unsigned seed)
 	}
 	assert_true(look(f));
 	print_message(
-		"%u cuts: %u pages lost, %u blocks asked for and right, %u of them flushed by the writer, %u deleted for good\n",
+		"%u cuts: %u sectors lost, %u blocks asked for and right, %u of them flushed by the writer, %u deleted for good\n",
 		ROUNDS, n_lost, atomic_load(&diary->n_right), atomic_load(&diary->n_kept),
 		atomic_load(&diary->n_deleted));
 	assert_true(atomic_load(&diary->n_deleted) > ROUNDS / 4);
@@ -343,11 +351,11 @@ static void after_a_power_cut_that_loses_all_unflushed_what_was_flushed_is_there
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(
-			after_a_power_cut_that_tears_what_was_flushed_is_there_and_all_else_right_or_absent, setup,
-			teardown),
-		cmocka_unit_test_setup_teardown(
-			after_a_power_cut_that_loses_all_unflushed_what_was_flushed_is_there, setup, teardown),
+		BY(after_a_power_cut_that_tears_what_was_flushed_is_there_and_all_else_right_or_absent, with_threads),
+		BY(after_a_power_cut_that_tears_what_was_flushed_is_there_and_all_else_right_or_absent,
+			with_threads_and_sectors),
+		BY(after_a_power_cut_that_loses_all_unflushed_what_was_flushed_is_there, with_threads),
+		BY(after_a_power_cut_that_loses_all_unflushed_what_was_flushed_is_there, with_threads_and_sectors),
 	};
 
 	return cmocka_run_group_tests_name("spill power cuts", tests, NULL, NULL);

@@ -17,8 +17,6 @@
 #define MIB (1ull << 20)
 #define SIZE 500000
 
-static bool with_uring = true, with_threads = false;
-
 struct place {
 	struct fixture *f;
 	char base[80], dir[100], backing[100], device[32];
@@ -30,7 +28,8 @@ static int setup(void **state)
 {
 	struct place *p = calloc(1, sizeof(*p));
 
-	p->f = fixture_new(*(bool *)*state, 64 * MIB, 4 * MIB);
+	p->f = fixture_new(*state, 64 * MIB, 4 * MIB);
+	p->f->opts.unit = 0; /* as the device asks */
 	p->loop_fd = -1;
 	snprintf(p->base, sizeof(p->base), "%s/base", p->f->dir);
 	snprintf(p->dir, sizeof(p->dir), "%s/mount", p->f->dir);
@@ -319,6 +318,7 @@ static void raw_serves(void **state, uint32_t sector)
 	assert_non_null(strstr(f->message, "a new store: nothing was there"));
 	assert_int_equal(stats_of(f).capacity, 64 * MIB);
 	assert_true(stats_of(f).direct);
+	assert_int_equal(f->spill->file.super.unit, sector); /* and so long are headers */
 	for (unsigned k = 0; k < 60; k++)
 		assert_int_equal(put(f, k, SIZE), 0);
 	assert_int_equal(flush(f), 0);
@@ -344,6 +344,82 @@ static void a_raw_device_is_a_store_of_all_its_bytes(void **state)
 static void a_raw_device_with_4096_byte_sectors_is_one_too(void **state)
 {
 	raw_serves(state, 4096);
+}
+
+/* The disk goes into a machine whose drives have other sectors, byte for byte. */
+static void move_to(struct place *p, uint32_t sector)
+{
+	fixture_close(p->f);
+	ioctl(p->loop_fd, LOOP_CLR_FD);
+	close(p->loop_fd);
+	make_loop(p, 64 * MIB, sector);
+	p->f->opts.dir = p->device;
+}
+
+static void a_store_moved_to_larger_sectors_serves_says_what_it_costs_and_is_made_anew_when_empty(void **state)
+{
+	struct place *p = *state;
+	struct fixture *f = p->f;
+	struct log_catch log;
+	int dropped = 1;
+
+	given_raw(p, 64 * MIB, 512);
+	assert_int_equal(fixture_open(f), 0);
+	for (unsigned k = 0; k < 60; k++)
+		assert_int_equal(put(f, k, 10000 + k), 0);
+	move_to(p, 4096);
+	log = log_catch();
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(log_lines(&log, "was made where sectors have 512 bytes, here they have 4096: "), 1);
+	fclose(log.lines);
+	assert_false(stats_of(f).direct);
+	assert_non_null(strstr(f->message, "O_DIRECT would need 4096-byte alignment"));
+	assert_int_equal(f->n_found, 60);
+	for (unsigned k = 60; k < 90; k++)
+		assert_int_equal(put(f, k, 10000 + k), 0);
+	assert_int_equal(fixture_reopen(f), 0);
+	for (unsigned k = 0; k < 90; k++)
+		assert_int_equal(get(f, k), 0);
+	move_to(p, 512); /* and back */
+	assert_int_equal(fixture_open(f), 0);
+	assert_true(stats_of(f).direct);
+	for (unsigned k = 0; k < 90; k++) {
+		assert_int_equal(get(f, k), 0);
+		spill_forget(f->spill, f->blocks[k].place);
+	}
+	assert_int_equal(spill_drop(f->spill, 0, flush_done, &dropped), 0);
+	settle(f);
+	while (io_in_flight(f->spill->io))
+		spill_wait(f->spill, loop_now() + SPILL_SECOND);
+	assert_int_equal(dropped, 0);
+	move_to(p, 4096);
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(f->n_found, 0);
+	assert_int_equal(f->spill->file.super.unit, 4096);
+	assert_int_equal(put(f, 1, SIZE), 0);
+	assert_int_equal(fixture_reopen(f), 0);
+	assert_true(stats_of(f).direct);
+	assert_int_equal(get(f, 1), 0);
+}
+
+static void a_store_of_pages_goes_on_as_one_whatever_the_sectors_are(void **state)
+{
+	struct place *p = *state;
+	struct fixture *f = p->f;
+
+	given_raw(p, 64 * MIB, 512);
+	f->opts.unit = SPILL_PAGE; /* as every kvpoold of before made it */
+	assert_int_equal(fixture_open(f), 0);
+	for (unsigned k = 0; k < 20; k++)
+		assert_int_equal(put(f, k, 10000 + k), 0);
+	f->opts.unit = 0;
+	for (unsigned again = 0; again < 2; again++) {
+		assert_int_equal(fixture_reopen(f), 0);
+		assert_int_equal(f->spill->file.super.unit, SPILL_PAGE);
+		assert_int_equal(put(f, 20 + again, SIZE), 0);
+	}
+	for (unsigned k = 0; k < 22; k++)
+		assert_int_equal(get(f, k), 0);
 }
 
 static void refused_and_left_alone(struct place *p, int err, const char *why)
@@ -734,16 +810,7 @@ static void a_drive_that_is_pulled_is_off_and_plugged_in_again_back_with_all_its
 	spill_set_close(set);
 }
 
-#define BOTH(test) \
-	{#test " (io_uring)", test, setup, teardown, &with_uring}, \
-	{ \
-#test " (threads)", test, setup, teardown, &with_threads \
-	}
-
-#define RAW(test) \
-	{ \
-#test, test, setup, teardown, &with_uring \
-	}
+#define RAW(test) ONCE(test)
 
 int main(void)
 {
@@ -758,6 +825,8 @@ int main(void)
 		BOTH(a_raw_device_with_4096_byte_sectors_is_one_too),
 		BOTH(a_raw_device_with_a_key_is_a_store_with_nothing_in_plain),
 		BOTH(a_raw_device_with_4096_byte_sectors_and_a_key_is_one_too),
+		RAW(a_store_moved_to_larger_sectors_serves_says_what_it_costs_and_is_made_anew_when_empty),
+		RAW(a_store_of_pages_goes_on_as_one_whatever_the_sectors_are),
 		RAW(a_device_is_not_opened_without_its_key_or_with_another_and_keeps_every_byte),
 		RAW(a_device_in_plain_is_not_opened_with_a_key_and_keeps_every_byte),
 		RAW(a_device_with_something_on_it_is_refused_and_keeps_every_byte),

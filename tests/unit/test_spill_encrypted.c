@@ -16,7 +16,6 @@
 #define SIZE 500000 /* 8 to a segment of 4 MiB; no whole pages */
 #define BLOCKS_HERE 10
 
-static bool with_uring = true, with_threads = false;
 static struct spill_keys first_key, second_key, both_keys;
 
 static struct spill_keys keys_of(const char *letters)
@@ -32,7 +31,7 @@ static struct spill_keys keys_of(const char *letters)
 
 static int setup(void **state)
 {
-	struct fixture *f = fixture_new(*(bool *)*state, 64 * MIB, 4 * MIB);
+	struct fixture *f = fixture_new(*state, 64 * MIB, 4 * MIB);
 
 	assert_true(sodium_init() >= 0);
 	first_key = keys_of("1");
@@ -83,16 +82,6 @@ static void file_write(const struct fixture *f, uint64_t off, const void *bytes,
 static void sign(uint8_t *page)
 {
 	spill_page_end(page);
-}
-
-static uint64_t place_of(const struct fixture *f, unsigned k)
-{
-	const struct record *record;
-	uint32_t i;
-
-	record = segment_find(f->spill, f->blocks[k].place, &i);
-	assert_non_null(record);
-	return segment_off(f->spill, i) + (uint64_t)record->page * SPILL_PAGE;
 }
 
 static void nothing_that_was_written_lies_there_in_plain(void **state)
@@ -197,7 +186,8 @@ static void a_store_with_nothing_in_it_takes_any_key_or_none(void **state)
 		struct spill_super super;
 
 		fixture_close(f);
-		super = (struct spill_super){.segment_bytes = 4 * MIB, .start = 10 + i, .n_keys = i != 1};
+		super = (struct spill_super){
+			.segment_bytes = 4 * MIB, .start = 10 + i, .n_keys = i != 1, .unit = SPILL_PAGE};
 		super.key_ids[0] = first_key.keys[0].id;
 		spill_super_encode(f->in, &super);
 		file_write(f, super.start % 2 * SPILL_PAGE, f->in, SPILL_PAGE);
@@ -226,7 +216,7 @@ static void whatever_is_changed_in_a_record_is_a_miss_and_counted(void **state)
 		assert_int_equal(put(f, i, 20000), 0);
 	was = file_read(f, &bytes);
 	for (unsigned i = 0; i < n; i++) {
-		uint64_t off = place_of(f, i);
+		uint64_t off = block_off(f, i);
 
 		assert_int_equal(get(f, i), 0);
 		memcpy(page, was + off, SPILL_PAGE);
@@ -237,15 +227,15 @@ static void whatever_is_changed_in_a_record_is_a_miss_and_counted(void **state)
 		assert_int_equal(f->blocks[i].place, 0);
 	}
 	/* its data, with a checksum that agrees */
-	memcpy(page, was + place_of(f, n), SPILL_PAGE);
-	was[place_of(f, n) + SPILL_PAGE + 5000] ^= 1;
+	memcpy(page, was + block_off(f, n), SPILL_PAGE);
+	was[block_off(f, n) + SPILL_PAGE + 5000] ^= 1;
 	((struct spill_disk_record *)(void *)page)->data_hash[0] =
-		htole64(spill_hash_data(was + place_of(f, n) + SPILL_PAGE, 20000).w[0]);
+		htole64(spill_hash_data(was + block_off(f, n) + SPILL_PAGE, 20000).w[0]);
 	((struct spill_disk_record *)(void *)page)->data_hash[1] =
-		htole64(spill_hash_data(was + place_of(f, n) + SPILL_PAGE, 20000).w[1]);
+		htole64(spill_hash_data(was + block_off(f, n) + SPILL_PAGE, 20000).w[1]);
 	sign(page);
-	memcpy(was + place_of(f, n), page, SPILL_PAGE);
-	file_write(f, place_of(f, n) + SPILL_PAGE, was + place_of(f, n) + SPILL_PAGE, 20000);
+	memcpy(was + block_off(f, n), page, SPILL_PAGE);
+	file_write(f, block_off(f, n) + SPILL_PAGE, was + block_off(f, n) + SPILL_PAGE, 20000);
 	assert_int_equal(get(f, n), -EBADMSG); /* by its tag, for the header is as it was */
 	assert_int_equal(stats_of(f).damaged, n + 1);
 	free(was);
@@ -265,7 +255,7 @@ static void a_record_in_plain_or_from_another_place_is_none(void **state)
 
 	for (unsigned k = 0; k < 3; k++) {
 		assert_int_equal(put(f, k, 20000), 0);
-		off[k] = place_of(f, k);
+		off[k] = block_off(f, k);
 	}
 	was = file_read(f, &n);
 	/* block 1 as it would lie there in a store without a key: it is found by nobody */
@@ -273,7 +263,8 @@ static void a_record_in_plain_or_from_another_place_is_none(void **state)
 	spot = (struct spill_spot){.uuid = f->spill->file.super.uuid,
 		.sequence = spill_page_sequence(was + off[1]),
 		.off = off[1],
-		.room = 4 * MIB};
+		.room = 4 * MIB,
+		.unit = SPILL_PAGE};
 	block_fill(&f->blocks[1], f->out);
 	spill_record_encode(f->in, &spot, &record, spill_hash_data(f->out, record.bytes));
 	file_write(f, off[1], f->in, SPILL_PAGE);
@@ -283,7 +274,7 @@ static void a_record_in_plain_or_from_another_place_is_none(void **state)
 	disk->off = htole64(off[2]);
 	sign(f->in);
 	file_write(f, off[2], f->in, SPILL_PAGE);
-	file_write(f, off[2] + SPILL_PAGE, was + off[0] + SPILL_PAGE, spill_span(20000) - SPILL_PAGE);
+	file_write(f, off[2] + SPILL_PAGE, was + off[0] + SPILL_PAGE, spill_pages(20000));
 	free(was);
 	assert_int_equal(get(f, 1), -EBADMSG);
 	assert_int_equal(get(f, 2), -EBADMSG);
@@ -356,7 +347,7 @@ static void the_same_bytes_at_the_same_place_never_look_the_same(void **state)
 		assert_int_equal(truncate(f->path, (off_t)n), 0);
 		assert_int_equal(fixture_open(f), 0);
 		assert_int_equal(put(f, 0, SIZE), 0);
-		off = place_of(f, 0);
+		off = block_off(f, 0);
 		now[i] = file_read(f, &n_now);
 		for (unsigned k = 0; k < i; k++) {
 			/* the same store, start, segment and place */
@@ -488,11 +479,11 @@ static void layers_are_told_of_as_they_come_and_one_that_was_changed_never(void 
 		assert_int_equal(get(f, 0), 0);
 	}
 	assert_int_equal(get(f, 1), 0);
-	off = place_of(f, 0);
+	off = data_off(f, 0);
 	was = file_read(f, &n);
-	byte = was[off + SPILL_PAGE + 750000] ^ 1;
+	byte = was[off + 750000] ^ 1;
 	free(was);
-	file_write(f, off + SPILL_PAGE + 750000, &byte, 1);
+	file_write(f, off + 750000, &byte, 1);
 	last_told = 0;
 	most = 7;
 	assert_int_equal(get(f, 0), -EBADMSG);
@@ -559,9 +550,9 @@ static void a_scrub_passes_over_what_is_right_and_finds_what_is_not(void **state
 		spill_wait(f->spill, loop_now() + SPILL_SECOND);
 	assert_int_equal(stats_of(f).scrub_passes, 1);
 	assert_int_equal(stats_of(f).damaged, 0);
-	file_write(f, place_of(f, 1) + 2 * SPILL_PAGE, &byte, 1);
+	file_write(f, block_off(f, 1) + 2 * SPILL_PAGE, &byte, 1);
 	byte++;
-	file_write(f, place_of(f, 1) + 2 * SPILL_PAGE + 1, &byte, 1);
+	file_write(f, block_off(f, 1) + 2 * SPILL_PAGE + 1, &byte, 1);
 	spill_scrub_now(f->spill, 64 * MIB);
 	while (io_in_flight(f->spill->io))
 		spill_wait(f->spill, loop_now() + SPILL_SECOND);
@@ -644,16 +635,10 @@ static void a_key_file_is_32_bytes_or_64_digits_and_nobody_elses(void **state)
 	}
 }
 
-#define BY(test, how) \
-	{ \
-#test ", " #how, test, setup, teardown, &how \
-	}
-#define BOTH(test) BY(test, with_uring), BY(test, with_threads)
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		BOTH(nothing_that_was_written_lies_there_in_plain),
+		EACH_WAY(nothing_that_was_written_lies_there_in_plain),
 		BY(no_byte_behind_a_block_goes_to_the_disk, with_uring),
 		BY(a_key_that_is_missing_or_another_ones_is_told_and_the_store_left_as_it_is, with_uring),
 		BY(a_store_in_plain_is_not_opened_with_a_key, with_uring),
@@ -666,8 +651,8 @@ int main(void)
 		BY(the_second_key_reads_what_was_written_with_it_and_the_first_one_writes, with_uring),
 		BY(a_key_of_which_nothing_is_left_is_said_and_not_asked_for_again, with_uring),
 		BY(a_segment_is_sealed_with_the_key_of_its_records, with_uring),
-		BOTH(layers_are_told_of_as_they_come_and_one_that_was_changed_never),
-		BOTH(packed_bytes_are_encrypted_once_though_they_are_asked_for_twice),
+		EACH_WAY(layers_are_told_of_as_they_come_and_one_that_was_changed_never),
+		EACH_WAY(packed_bytes_are_encrypted_once_though_they_are_asked_for_twice),
 		BY(a_deleted_key_stays_deleted, with_uring),
 		BY(a_scrub_passes_over_what_is_right_and_finds_what_is_not, with_uring),
 		BY(what_cannot_be_encrypted_is_not_written, with_uring),

@@ -11,11 +11,9 @@
 #define MIB (1ull << 20)
 #define SIZE 500000 /* 8 to a segment of 4 MiB */
 
-static bool with_uring = true, with_threads = false;
-
 static int setup(void **state)
 {
-	struct fixture *f = fixture_new(*(bool *)*state, 64 * MIB, 4 * MIB);
+	struct fixture *f = fixture_new(*state, 64 * MIB, 4 * MIB);
 
 	*state = f;
 	return fixture_open(f);
@@ -926,16 +924,6 @@ static void a_hundred_thousand_requests_of_64_clients_pass_the_smallest_ring(voi
 	free(clients);
 	free(memory);
 }
-
-#define BOTH(test) \
-	{#test " (io_uring)", test, setup, teardown, &with_uring}, \
-	{ \
-#test " (threads)", test, setup, teardown, &with_threads \
-	}
-#define ONCE(test) \
-	{ \
-#test, test, setup, teardown, &with_uring \
-	}
 
 int main(void)
 {

@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
@@ -15,14 +16,22 @@ static const uint8_t ours[16] = "this store, ours", others[16] = "another's stor
 
 static struct spill_spot spot_of(uint64_t room)
 {
-	return (struct spill_spot){
-		.uuid = ours, .sequence = (3ull << 32) + 9, .off = (5ull << 32) + 4096, .room = room};
+	return (struct spill_spot){.uuid = ours,
+		.sequence = (3ull << 32) + 9,
+		.off = (5ull << 32) + 4096,
+		.room = room,
+		.unit = SPILL_PAGE};
 }
 
 static struct spill_record record_of(uint64_t bytes)
 {
-	return (struct spill_record){
-		.ns_id = 7, .key.w = {1, 2}, .parent.w = {3, 4}, .bytes = bytes, .used_tokens = 5, .flags = 6};
+	return (struct spill_record){.ns_id = 7,
+		.key.w = {1, 2},
+		.parent.w = {3, 4},
+		.bytes = bytes,
+		.header = SPILL_PAGE,
+		.used_tokens = 5,
+		.flags = 6};
 }
 
 static void sign(uint8_t *page)
@@ -63,7 +72,7 @@ static void a_list_of_deleted_keys_says_so_and_is_of_another_version(void **stat
 {
 	_Alignas(8) uint8_t page[SPILL_PAGE];
 	struct spill_spot spot = spot_of(1 << 20);
-	struct spill_record record = {.bytes = 3 * 24, .flags = SPILL_RECORD_KILLS}, found;
+	struct spill_record record = {.bytes = 3 * 24, .header = SPILL_PAGE, .flags = SPILL_RECORD_KILLS}, found;
 	struct spill_hash hash = {.w = {11, 12}}, hash_found = {{0}};
 	struct spill_disk_entry entry;
 	uint32_t at;
@@ -83,12 +92,12 @@ static void a_list_of_deleted_keys_says_so_and_is_of_another_version(void **stat
 	sign(page);
 	assert_int_equal(decode(page, spot), -EBADMSG);
 	for (uint64_t bytes = 24; bytes < 3 * 24; bytes++) {
-		record = (struct spill_record){.bytes = bytes, .flags = SPILL_RECORD_KILLS};
+		record = (struct spill_record){.bytes = bytes, .header = SPILL_PAGE, .flags = SPILL_RECORD_KILLS};
 		spill_record_encode(page, &spot, &record, hash);
 		assert_int_equal(decode(page, spot), bytes % 24 ? -EBADMSG : 0);
-		spill_entry_encode(&entry, &record, 1);
-		assert_int_equal(
-			spill_entry_decode(&entry, SPILL_PAGE, 1 << 20, &found, &at), bytes % 24 ? -EBADMSG : 0);
+		spill_entry_encode(&entry, &record, 1, SPILL_PAGE);
+		assert_int_equal(spill_entry_decode(&entry, SPILL_PAGE, SPILL_PAGE, 1 << 20, &found, &at),
+			bytes % 24 ? -EBADMSG : 0);
 	}
 	record.bytes = (SPILL_KILLS_MAX + 1) * 24;
 	spill_record_encode(page, &spot, &record, hash);
@@ -137,9 +146,10 @@ static void a_packed_record_with_lengths_that_cannot_be_is_refused(void **state)
 		record.stored = bad[i].stored;
 		spill_record_encode(page, &spot, &record, (struct spill_hash){.w = {11, 12}});
 		assert_int_equal(decode(page, spot), -EBADMSG);
-		spill_entry_encode(&entry, &record, 1);
+		spill_entry_encode(&entry, &record, 1, SPILL_PAGE);
 		if (bad[i].codec == SPILL_ZSTD && bad[i].stored)
-			assert_int_equal(spill_entry_decode(&entry, SPILL_PAGE, 1 << 20, &found, &at), -EBADMSG);
+			assert_int_equal(
+				spill_entry_decode(&entry, SPILL_PAGE, SPILL_PAGE, 1 << 20, &found, &at), -EBADMSG);
 	}
 }
 
@@ -199,6 +209,174 @@ static void any_flipped_bit_of_a_page_is_refused(void **state)
 	assert_int_equal(decode(page, spot), 0);
 }
 
+/* ---- folded headers ---- */
+
+/* A header with all that may be in it, of random bytes where it has any. */
+static void header_make(uint8_t *page, uint32_t n_layers, bool encrypted, unsigned seed)
+{
+	struct spill_spot spot = spot_of(1 << 20);
+	struct spill_record record = record_of(5000 + seed);
+	struct spill_disk_record *disk = (void *)page;
+
+	spill_record_encode(page, &spot, &record, (struct spill_hash){.w = {seed, 12}});
+	disk->n_layers = htole32(n_layers);
+	for (uint32_t i = 0; i < n_layers; i++)
+		disk->layer_hash[i] =
+			encrypted ? htole64(i + 1 < n_layers ? i + 1 : 5000 + seed) : (uint64_t)rand_r(&seed);
+	if (encrypted) {
+		spill_page_set_version(page, SPILL_VERSION_ENCRYPTED);
+		for (uint8_t *at = (uint8_t *)&disk->key_id; at < &disk->tags[n_layers][0]; at++)
+			*at = (uint8_t)rand_r(&seed);
+		for (uint8_t *at = disk->box; at < page + SPILL_PAGE - 8; at++)
+			*at = (uint8_t)rand_r(&seed);
+	}
+	spill_page_end(page);
+}
+
+static const uint32_t units[] = {512, 1024, 2048, 4096};
+static const uint32_t layers[] = {0, 1, 32, 46, 47, 127, SPILL_LAYERS_MAX};
+#define N_OF(a) (sizeof(a) / sizeof((a)[0]))
+
+static void a_folded_header_is_no_longer_than_it_must_be_and_unfolds_to_what_it_was(void **state)
+{
+	_Alignas(8) uint8_t page[SPILL_PAGE], folded[SPILL_PAGE], again[SPILL_PAGE];
+	struct spill_record record;
+	struct spill_hash hash;
+
+	(void)state;
+	assert_int_equal(spill_header_bytes(0, false, 512), 512);
+	assert_int_equal(spill_header_bytes(46, false, 512), 512);
+	assert_int_equal(spill_header_bytes(47, false, 512), 1024);
+	assert_int_equal(spill_header_bytes(1, true, 512), 512);
+	assert_int_equal(spill_header_bytes(SPILL_LAYERS_MAX, true, 512), 3584);
+	for (unsigned i = 0; i < 2 * N_OF(units) * N_OF(layers); i++) {
+		bool encrypted = i % 2;
+		uint32_t unit = units[i / 2 % N_OF(units)], n = layers[i / 2 / N_OF(units)];
+		struct spill_spot spot = spot_of(1 << 20);
+		uint32_t bytes = spill_header_bytes(n, encrypted, unit);
+
+		if (encrypted && !n)
+			continue;
+		spot.unit = unit;
+		header_make(page, n, encrypted, i);
+		memcpy(folded, page, sizeof(page));
+		spill_header_fold(folded, unit);
+		memset(folded + bytes, 0xee, SPILL_PAGE - bytes); /* not looked at */
+		memset(again, 0xdd, sizeof(again));
+		assert_memory_equal(spill_header_page(folded, unit, again), page, SPILL_PAGE);
+		assert_int_equal(spill_record_decode(spill_header_page(folded, unit, again), &spot, &record, &hash), 0);
+		assert_int_equal(record.header, bytes);
+		assert_int_equal(spill_span(&record, unit), bytes + spill_round_up(5000 + i, unit));
+		spot.room = spill_span(&record, unit) - 1;
+		assert_int_equal(
+			spill_record_decode(spill_header_page(folded, unit, again), &spot, &record, &hash), -EBADMSG);
+	}
+}
+
+static void any_flipped_bit_of_a_folded_header_is_refused(void **state)
+{
+	_Alignas(8) uint8_t folded[SPILL_PAGE], page[SPILL_PAGE];
+
+	(void)state;
+	for (unsigned i = 0; i < 4; i++) {
+		struct spill_spot spot = spot_of(1 << 20);
+		uint32_t n = i < 2 ? 1 : 50, bytes = spill_header_bytes(n, i % 2, 512);
+
+		spot.unit = 512;
+		header_make(folded, n, i % 2, i);
+		spill_header_fold(folded, 512);
+		assert_int_equal(decode(spill_header_page(folded, 512, page), spot), 0);
+		for (unsigned bit = 0; bit < bytes * 8; bit++) {
+			folded[bit / 8] ^= (uint8_t)(1u << bit % 8);
+			assert_int_equal(decode(spill_header_page(folded, 512, page), spot), -EBADMSG);
+			folded[bit / 8] ^= (uint8_t)(1u << bit % 8);
+		}
+	}
+}
+
+/* Power fails between any two sectors of it, over what lay there before: zeroes, data, a header of an earlier use. */
+static void a_header_torn_at_any_sector_is_refused(void **state)
+{
+	_Alignas(8) uint8_t was[SPILL_PAGE], folded[SPILL_PAGE], torn[SPILL_PAGE], page[SPILL_PAGE];
+
+	(void)state;
+	for (unsigned i = 0; i < 6; i++) {
+		struct spill_spot spot = spot_of(1 << 20);
+		uint32_t bytes = spill_header_bytes(SPILL_LAYERS_MAX, i % 2, 512);
+
+		spot.unit = 512;
+		header_make(folded, SPILL_LAYERS_MAX, i % 2, i);
+		spill_header_fold(folded, 512);
+		memset(was, i < 2 ? 0 : 0xa5, sizeof(was));
+		if (i >= 4) {
+			header_make(was, SPILL_LAYERS_MAX, i % 2, 100 + i);
+			spill_header_fold(was, 512);
+		}
+		for (uint32_t mask = 1; mask + 1 < 1u << bytes / 512; mask++) {
+			for (uint32_t k = 0; k < bytes / 512; k++)
+				memcpy(torn + 512 * k, (mask >> k & 1 ? folded : was) + 512 * k, 512);
+			if (!memcmp(torn, was, bytes) || !memcmp(torn, folded, bytes))
+				continue; /* they have this sector in common */
+			assert_int_equal(decode(spill_header_page(torn, 512, page), spot), -EBADMSG);
+		}
+	}
+}
+
+static void a_superblock_names_its_unit_and_who_knows_of_none_does_not_take_it(void **state)
+{
+	static const uint32_t bad[] = {0, 256, 513, 1536, 4096, 8192, UINT32_MAX};
+	struct spill_super super = {.segment_bytes = 1 << 20, .start = 2}, found;
+	_Alignas(8) uint8_t page[SPILL_PAGE];
+	struct spill_disk_super *disk = (void *)page;
+
+	(void)state;
+	for (unsigned i = 0; i < 2 * N_OF(units); i++) {
+		super.unit = units[i / 2];
+		super.n_keys = i % 2;
+		super.key_ids[0] = i % 2 ? 77 : 0;
+		spill_super_encode(page, &super);
+		assert_int_equal(page[8], super.unit < SPILL_PAGE ? 5 : i % 2 ? 4 : 1);
+		assert_int_equal(disk->unit, super.unit < SPILL_PAGE ? super.unit : 0);
+		assert_int_equal(spill_super_decode(page, &found), 0);
+		assert_int_equal(found.unit, super.unit);
+		assert_int_equal(found.n_keys, i % 2);
+		assert_int_equal(found.key_ids[0], super.key_ids[0]);
+	}
+	super.unit = 512;
+	for (unsigned i = 0; i < N_OF(bad); i++) {
+		spill_super_encode(page, &super);
+		disk->unit = htole32(bad[i]);
+		sign(page);
+		assert_int_equal(spill_super_decode(page, &found), -EBADMSG);
+	}
+}
+
+static void an_entry_tells_how_long_the_header_is(void **state)
+{
+	struct spill_record record = record_of(5000), found;
+	struct spill_disk_entry entry;
+	uint32_t at;
+
+	(void)state;
+	for (uint32_t header = 512; header <= SPILL_PAGE + 512; header += 512) {
+		uint64_t from = 9 * 512ull, to = from + header + 5120;
+
+		record.header = (uint16_t)header;
+		spill_entry_encode(&entry, &record, 9, 512);
+		assert_int_equal(
+			spill_entry_decode(&entry, 512, from, to, &found, &at), header > SPILL_PAGE ? -EBADMSG : 0);
+		assert_int_equal(spill_entry_decode(&entry, 512, from, to - 512, &found, &at), -EBADMSG);
+		if (header > SPILL_PAGE)
+			continue;
+		assert_int_equal(at, 9);
+		assert_memory_equal(&found, &record, sizeof(record));
+	}
+	/* of pages there is one */
+	record.header = 2 * SPILL_PAGE;
+	spill_entry_encode(&entry, &record, 9, SPILL_PAGE);
+	assert_int_equal(spill_entry_decode(&entry, SPILL_PAGE, SPILL_PAGE, 1 << 20, &found, &at), -EBADMSG);
+}
+
 static void a_segment_of_another_store_or_place_is_refused(void **state)
 {
 	_Alignas(8) uint8_t page[SPILL_PAGE];
@@ -224,7 +402,7 @@ static void kinds_of_pages_are_not_taken_for_one_another(void **state)
 	_Alignas(8) uint8_t page[SPILL_PAGE];
 	struct spill_spot spot = spot_of(1 << 20);
 	struct spill_record record = record_of(5000);
-	struct spill_super super = {.segment_bytes = 1 << 20, .start = 2};
+	struct spill_super super = {.segment_bytes = 1 << 20, .start = 2, .unit = SPILL_PAGE};
 
 	(void)state;
 	memcpy(super.uuid, ours, sizeof(ours));
@@ -244,7 +422,11 @@ static void a_superblock_out_of_bounds_or_of_another_version_is_refused(void **s
 	static const uint64_t bad[] = {
 		0, SPILL_SEGMENT_MIN - 4096, SPILL_SEGMENT_MIN + 512, SPILL_SEGMENT_MAX + 4096, UINT64_MAX};
 	_Alignas(8) uint8_t page[SPILL_PAGE], again[SPILL_PAGE];
-	struct spill_super super = {.capacity = 1 << 30, .segment_bytes = 1 << 20, .start = 2, .pid = 77},
+	struct spill_super super = {.capacity = 1 << 30,
+				   .segment_bytes = 1 << 20,
+				   .start = 2,
+				   .pid = 77,
+				   .unit = SPILL_PAGE},
 			   found = {.pid = 1};
 
 	(void)state;
@@ -271,7 +453,7 @@ static void a_seal_and_its_entries_say_what_they_were_told_and_nothing_out_of_bo
 {
 	_Alignas(8) uint8_t page[SPILL_PAGE];
 	uint8_t uuid[16] = "sixteen bytes...";
-	struct spill_spot spot = {.uuid = uuid, .sequence = 9, .off = 1 << 20};
+	struct spill_spot spot = {.uuid = uuid, .sequence = 9, .off = 1 << 20, .unit = SPILL_PAGE};
 	struct spill_seal seal = {.used = 65536, .n = 130, .index_hash.w = {1, 2}}, found = {0};
 	struct spill_record record = record_of(5000), again;
 	struct spill_disk_entry entry;
@@ -298,15 +480,15 @@ static void a_seal_and_its_entries_say_what_they_were_told_and_nothing_out_of_bo
 	spill_seal_encode(page, &spot, &seal);
 	assert_int_equal(spill_seal_decode(page, &spot, 4 << 20, &found), -EBADMSG);
 	/* header and two pages of data from page 5 on */
-	spill_entry_encode(&entry, &record, 5);
-	assert_int_equal(spill_entry_decode(&entry, 5 * SPILL_PAGE, 8 * SPILL_PAGE, &again, &at), 0);
+	spill_entry_encode(&entry, &record, 5, SPILL_PAGE);
+	assert_int_equal(spill_entry_decode(&entry, SPILL_PAGE, 5 * SPILL_PAGE, 8 * SPILL_PAGE, &again, &at), 0);
 	assert_int_equal(at, 5);
 	assert_memory_equal(&again, &record, sizeof(record));
-	assert_int_equal(spill_entry_decode(&entry, 6 * SPILL_PAGE, 8 * SPILL_PAGE, &again, &at), -EBADMSG);
-	assert_int_equal(spill_entry_decode(&entry, 5 * SPILL_PAGE, 7 * SPILL_PAGE, &again, &at), -EBADMSG);
+	assert_int_equal(spill_entry_decode(&entry, SPILL_PAGE, 6 * SPILL_PAGE, 8 * SPILL_PAGE, &again, &at), -EBADMSG);
+	assert_int_equal(spill_entry_decode(&entry, SPILL_PAGE, 5 * SPILL_PAGE, 7 * SPILL_PAGE, &again, &at), -EBADMSG);
 	record.bytes = UINT64_MAX;
-	spill_entry_encode(&entry, &record, 5);
-	assert_int_equal(spill_entry_decode(&entry, 5 * SPILL_PAGE, 8 * SPILL_PAGE, &again, &at), -EBADMSG);
+	spill_entry_encode(&entry, &record, 5, SPILL_PAGE);
+	assert_int_equal(spill_entry_decode(&entry, SPILL_PAGE, 5 * SPILL_PAGE, 8 * SPILL_PAGE, &again, &at), -EBADMSG);
 }
 
 #undef XXH3_128bits /* as every CPU works it out */
@@ -335,6 +517,11 @@ int main(void)
 		cmocka_unit_test(a_record_of_another_store_use_or_place_is_refused),
 		cmocka_unit_test(a_record_longer_than_the_room_it_has_is_refused),
 		cmocka_unit_test(any_flipped_bit_of_a_page_is_refused),
+		cmocka_unit_test(a_folded_header_is_no_longer_than_it_must_be_and_unfolds_to_what_it_was),
+		cmocka_unit_test(any_flipped_bit_of_a_folded_header_is_refused),
+		cmocka_unit_test(a_header_torn_at_any_sector_is_refused),
+		cmocka_unit_test(a_superblock_names_its_unit_and_who_knows_of_none_does_not_take_it),
+		cmocka_unit_test(an_entry_tells_how_long_the_header_is),
 		cmocka_unit_test(a_segment_of_another_store_or_place_is_refused),
 		cmocka_unit_test(kinds_of_pages_are_not_taken_for_one_another),
 		cmocka_unit_test(a_seal_and_its_entries_say_what_they_were_told_and_nothing_out_of_bounds),

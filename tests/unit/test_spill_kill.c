@@ -19,7 +19,7 @@
 
 static int setup(void **state)
 {
-	struct fixture *f = fixture_new(false, 16 * MIB, MIB);
+	struct fixture *f = fixture_new(*state, 16 * MIB, MIB);
 
 	*state = f;
 	return fixture_open(f);
@@ -49,7 +49,8 @@ static void copy_file(const char *from, const char *to)
 /* What a start would find if the process were killed now: a store of its own, to be freed. */
 static struct fixture *killed_now(struct fixture *f)
 {
-	struct fixture *g = fixture_new(false, f->opts.capacity, f->opts.segment_bytes);
+	struct way way = {f->opts.use_uring, f->opts.unit};
+	struct fixture *g = fixture_new(&way, f->opts.capacity, f->opts.segment_bytes);
 
 	copy_file(f->path, g->path);
 	assert_int_equal(fixture_open(g), 0);
@@ -252,7 +253,7 @@ static void a_damaged_list_is_said(void **state)
 	fixture_close(f);
 	fault_disarm();
 	fd = open(f->path, O_WRONLY | O_CLOEXEC);
-	assert_int_equal(pwrite(fd, "x", 1, (off_t)(off + SPILL_PAGE + 3)), 1);
+	assert_int_equal(pwrite(fd, "x", 1, (off_t)(off + f->opts.unit + 3)), 1);
 	close(fd);
 	lines = log_catch();
 	assert_int_equal(fixture_open(f), 0);
@@ -329,7 +330,7 @@ static void in_a_store_that_is_full_and_goes_round_what_was_deleted_is_not_found
 {
 	(void)state;
 	for (unsigned seed = 1; seed <= 2; seed++) {
-		struct fixture *f = fixture_new(false, 512 << 10, 96 << 10);
+		struct fixture *f = fixture_new(seed == 1 ? &with_threads : &with_sectors, 512 << 10, 96 << 10);
 
 		assert_int_equal(fixture_open(f), 0);
 		go_round(f, seed, 1000, false);
@@ -339,7 +340,7 @@ static void in_a_store_that_is_full_and_goes_round_what_was_deleted_is_not_found
 
 static void where_segments_fail_and_are_set_aside_what_was_deleted_is_not_found(void **state)
 {
-	struct fixture *f = fixture_new(false, 768 << 10, 96 << 10);
+	struct fixture *f = fixture_new(&with_threads, 768 << 10, 96 << 10);
 
 	(void)state;
 	assert_int_equal(fixture_open(f), 0);
@@ -365,20 +366,18 @@ static void a_namespace_dropped_stays_so_when_the_log_passes_it(void **state)
 	assert_true(spill_super_dropped(&super, 7777, 99));
 }
 
-#define WITH(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		WITH(a_deleted_key_is_not_found_after_a_kill_right_after_the_answer),
-		WITH(a_deleted_key_is_not_found_after_a_stop_in_order),
-		WITH(what_is_written_after_its_deletion_is_found),
-		WITH(of_a_key_that_nobody_knows_any_more_no_record_is_found),
-		WITH(a_deletion_is_of_its_namespace_only),
-		WITH(lists_of_any_number_and_length_are_read),
-		WITH(where_nothing_was_ever_written_nothing_is_noted),
-		WITH(a_store_that_is_down_says_that_it_cannot_note_it),
-		WITH(a_damaged_list_is_said),
+		BOTH_UNITS(a_deleted_key_is_not_found_after_a_kill_right_after_the_answer),
+		BOTH_UNITS(a_deleted_key_is_not_found_after_a_stop_in_order),
+		BOTH_UNITS(what_is_written_after_its_deletion_is_found),
+		BOTH_UNITS(of_a_key_that_nobody_knows_any_more_no_record_is_found),
+		BOTH_UNITS(a_deletion_is_of_its_namespace_only),
+		BOTH_UNITS(lists_of_any_number_and_length_are_read),
+		BOTH_UNITS(where_nothing_was_ever_written_nothing_is_noted),
+		BOTH_UNITS(a_store_that_is_down_says_that_it_cannot_note_it),
+		BOTH_UNITS(a_damaged_list_is_said),
 		cmocka_unit_test(in_a_store_that_is_full_and_goes_round_what_was_deleted_is_not_found),
 		cmocka_unit_test(where_segments_fail_and_are_set_aside_what_was_deleted_is_not_found),
 		cmocka_unit_test(a_namespace_dropped_stays_so_when_the_log_passes_it),

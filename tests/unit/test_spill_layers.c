@@ -11,8 +11,6 @@
 #define LAYERS 12u
 #define BYTES (LAYERS * 100000u)
 
-static bool with_uring = true, with_threads = false;
-
 static struct spill_layers layers;
 static struct fixture *fixture; /* of the test that runs */
 static uint32_t n_told, last_told;
@@ -40,7 +38,7 @@ static void came(void *owner, void *reader, uint32_t n)
 
 static int setup(void **state)
 {
-	struct fixture *f = fixture_new(*(bool *)*state, 64 * MIB, 8 * MIB);
+	struct fixture *f = fixture_new(*state, 64 * MIB, 8 * MIB);
 
 	layers.n = LAYERS;
 	for (uint32_t i = 0; i < LAYERS; i++)
@@ -112,12 +110,8 @@ static void a_damaged_layer_is_never_told_of_nor_any_behind_it(void **state)
 	struct fixture *f = *state;
 
 	for (uint32_t layer = 0; layer < LAYERS; layer++) {
-		uint32_t i;
-		const struct record *record;
-
 		assert_int_equal(put(f, layer, BYTES), 0);
-		record = segment_find(f->spill, f->blocks[layer].place, &i);
-		flip(f, segment_off(f->spill, i) + (record->page + 1ull) * SPILL_PAGE + layer * 100000u + 31);
+		flip(f, data_off(f, layer) + layer * 100000u + 31);
 		most = layer;
 		assert_int_equal(get_in_layers(f, layer), -EBADMSG);
 		assert_int_equal(f->blocks[layer].n_gone, 1);
@@ -129,12 +123,9 @@ static void a_damaged_layer_is_never_told_of_nor_any_behind_it(void **state)
 static void a_damaged_header_tells_of_nothing(void **state)
 {
 	struct fixture *f = *state;
-	uint32_t i;
-	const struct record *record;
 
 	assert_int_equal(put(f, 0, BYTES), 0);
-	record = segment_find(f->spill, f->blocks[0].place, &i);
-	flip(f, segment_off(f->spill, i) + record->page * (uint64_t)SPILL_PAGE + 140); /* a layer's checksum */
+	flip(f, block_off(f, 0) + 140); /* a layer's checksum */
 	most = 0;
 	assert_int_equal(get_in_layers(f, 0), -EBADMSG);
 	assert_int_equal(n_told, 0);
@@ -162,8 +153,6 @@ static void a_part_that_cannot_be_read_fails_the_block_and_is_no_damage(void **s
 static void a_record_without_checksums_of_layers_is_read_and_told_of_when_it_is_whole(void **state)
 {
 	struct fixture *f = *state;
-	uint32_t i;
-	const struct record *record;
 
 	f->opts.layers = NULL;
 	assert_int_equal(fixture_reopen(f), 0);
@@ -173,8 +162,7 @@ static void a_record_without_checksums_of_layers_is_read_and_told_of_when_it_is_
 	most = 0;
 	assert_int_equal(get_in_layers(f, 0), 0);
 	assert_int_equal(n_told, 0);
-	record = segment_find(f->spill, f->blocks[0].place, &i);
-	flip(f, segment_off(f->spill, i) + (record->page + 1ull) * SPILL_PAGE + BYTES - 1);
+	flip(f, data_off(f, 0) + BYTES - 1);
 	assert_int_equal(get_in_layers(f, 0), -EBADMSG);
 }
 
@@ -201,23 +189,17 @@ static void a_block_that_is_not_all_of_its_layers_is_read_at_once(void **state)
 	assert_int_equal(n_told, 0);
 }
 
-#define BOTH(test) \
-	{#test " (io_uring)", test, setup, teardown, &with_uring}, \
-	{ \
-#test " (threads)", test, setup, teardown, &with_threads \
-	}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		BOTH(layers_are_told_of_in_order_as_they_come_and_the_block_is_exact),
-		BOTH(a_record_comes_in_parts_each_told_of),
-		BOTH(a_damaged_layer_is_never_told_of_nor_any_behind_it),
-		BOTH(a_damaged_header_tells_of_nothing),
-		BOTH(a_part_that_cannot_be_read_fails_the_block_and_is_no_damage),
-		BOTH(a_record_without_checksums_of_layers_is_read_and_told_of_when_it_is_whole),
-		BOTH(a_record_with_checksums_of_layers_is_read_by_who_asks_for_none),
-		BOTH(a_block_that_is_not_all_of_its_layers_is_read_at_once),
+		EACH_WAY(layers_are_told_of_in_order_as_they_come_and_the_block_is_exact),
+		EACH_WAY(a_record_comes_in_parts_each_told_of),
+		EACH_WAY(a_damaged_layer_is_never_told_of_nor_any_behind_it),
+		EACH_WAY(a_damaged_header_tells_of_nothing),
+		EACH_WAY(a_part_that_cannot_be_read_fails_the_block_and_is_no_damage),
+		EACH_WAY(a_record_without_checksums_of_layers_is_read_and_told_of_when_it_is_whole),
+		EACH_WAY(a_record_with_checksums_of_layers_is_read_by_who_asks_for_none),
+		EACH_WAY(a_block_that_is_not_all_of_its_layers_is_read_at_once),
 	};
 
 	return cmocka_run_group_tests_name("spill_layers", tests, NULL, NULL);

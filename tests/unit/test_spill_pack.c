@@ -14,11 +14,9 @@
 #define MIB (1ull << 20)
 #define LIED 100000u /* bytes of the blocks that are forged */
 
-static bool with_uring = true, with_threads = false;
-
 static int setup(void **state)
 {
-	struct fixture *f = fixture_new(*(bool *)*state, 64 * MIB, 4 * MIB);
+	struct fixture *f = fixture_new(*state, 64 * MIB, 4 * MIB);
 
 	*state = f;
 	return fixture_open(f);
@@ -49,12 +47,12 @@ static int put_as(struct fixture *f, unsigned k, uint64_t bytes, uint32_t codec)
 	return b->done ? b->res : -ETIMEDOUT;
 }
 
-static uint32_t pages_of(struct fixture *f, unsigned k)
+/* On disk, with its header. */
+static uint64_t bytes_of(struct fixture *f, unsigned k)
 {
 	uint32_t i;
-	const struct record *record = segment_find(f->spill, f->blocks[k].place, &i);
 
-	return record ? record->pages : 0;
+	return record_bytes(f->spill, block_at(f, k, &i));
 }
 
 static const uint64_t sizes[] = {1, 4096, 4097, 8192, 8193, 20000, 65536, 1000001, BLOCK_MAX};
@@ -79,8 +77,8 @@ static void what_is_packed_takes_fewer_bytes_of_the_store_and_is_counted_by_them
 
 	assert_int_equal(put_as(f, 0, MIB, SPILL_ZSTD), 0);
 	after = stats_of(f);
-	assert_true(pages_of(f, 0) < MIB / SPILL_PAGE / 8);
-	assert_int_equal(after.live_bytes - before.live_bytes, (uint64_t)pages_of(f, 0) * SPILL_PAGE);
+	assert_true(bytes_of(f, 0) < MIB / 8);
+	assert_int_equal(after.live_bytes - before.live_bytes, bytes_of(f, 0));
 	assert_true(after.write_bytes - before.write_bytes < MIB / 8);
 }
 
@@ -115,7 +113,7 @@ static void plain_and_packed_records_lie_side_by_side(void **state)
 	assert_int_equal(fixture_reopen(f), 0);
 	for (unsigned k = 0; k < 20; k++) {
 		assert_int_equal(get(f, k), 0);
-		assert_int_equal(pages_of(f, k) < spill_span(30000 + k) / SPILL_PAGE, k % 2);
+		assert_int_equal(bytes_of(f, k) < span_of(f, 30000 + k), k % 2);
 	}
 }
 
@@ -144,7 +142,7 @@ static void what_does_not_get_shorter_goes_down_plain(void **state)
 	assert_int_equal(spill_write(f->spill, &record, f->out, b, block_done, b), 0);
 	settle(f);
 	assert_int_equal(b->res, 0);
-	assert_int_equal(pages_of(f, 0), spill_span(b->bytes) / SPILL_PAGE);
+	assert_int_equal(bytes_of(f, 0), span_of(f, b->bytes));
 	record.codec = SPILL_PLAIN;
 	assert_int_equal(spill_read(f->spill, b->place, &record, f->in, block_done, b), 0);
 	settle(f);
@@ -178,7 +176,7 @@ static void a_sample_lies_plain_and_tells_what_packing_would_bring(void **state)
 	assert_int_equal(told.codec, SPILL_SAMPLE);
 	assert_int_equal(told.bytes, MIB);
 	assert_true(told.stored < MIB / 8 && told.unpack_ns > 0);
-	assert_int_equal(stats_of(f).live_bytes, spill_span(MIB));
+	assert_int_equal(stats_of(f).live_bytes, span_of(f, MIB));
 	fill_random(f->out, b->bytes);
 	assert_int_equal(spill_write(f->spill, &record, f->out, b, told_done, f), 0);
 	settle(f);
@@ -187,37 +185,32 @@ static void a_sample_lies_plain_and_tells_what_packing_would_bring(void **state)
 
 /* ---- lies ---- */
 
-static uint64_t off_of(struct fixture *f, unsigned k)
-{
-	uint32_t i;
-	const struct record *record = segment_find(f->spill, f->blocks[k].place, &i);
-
-	return segment_off(f->spill, i) + (uint64_t)record->page * SPILL_PAGE;
-}
-
 /* The data of record @k becomes what some writer with the store's UUID might leave there, all checksums on disk right. */
-static void forge(struct fixture *f, unsigned k, const struct spill_disk_pack *head, const void *frame, uint64_t n)
+static void forge(struct fixture *f, unsigned k, const struct spill_disk_pack *pack, const void *frame, uint64_t n)
 {
-	_Alignas(8) uint8_t page[SPILL_PAGE], data[SPILL_PAGE] = {0};
+	_Alignas(8) uint8_t head[SPILL_PAGE], page[SPILL_PAGE], data[SPILL_PAGE] = {0};
+	uint32_t unit = f->spill->file.super.unit;
 	struct spill_spot spot = {.uuid = f->spill->file.super.uuid,
 		.sequence = f->spill->segments[f->spill->open].sequence,
-		.off = off_of(f, k),
-		.room = MIB};
+		.off = block_off(f, k),
+		.room = MIB,
+		.unit = unit};
 	struct spill_record record = {0};
 	struct spill_hash hash = {{0}};
 	int fd = open(f->path, O_RDWR | O_CLOEXEC);
 
-	assert_true(fd >= 0 && sizeof(*head) + n <= sizeof(data));
-	assert_int_equal(pread(fd, page, sizeof(page), (off_t)spot.off), sizeof(page));
-	assert_int_equal(spill_record_decode(page, &spot, &record, &hash), 0);
+	assert_true(fd >= 0 && sizeof(*pack) + n <= sizeof(data));
+	assert_int_equal(pread(fd, head, sizeof(head), (off_t)spot.off), sizeof(head));
+	assert_int_equal(spill_record_decode(spill_header_page(head, unit, page), &spot, &record, &hash), 0);
 	assert_int_equal(record.codec, SPILL_ZSTD);
-	assert_int_equal(spill_span(record.stored), 2 * SPILL_PAGE);
-	memcpy(data, head, sizeof(*head));
-	memcpy(data + sizeof(*head), frame, n);
-	record.stored = (uint32_t)(sizeof(*head) + n);
+	assert_true(spill_round_up(record.stored, unit) >= spill_round_up(sizeof(*pack) + n, unit));
+	memcpy(data, pack, sizeof(*pack));
+	memcpy(data + sizeof(*pack), frame, n);
+	record.stored = (uint32_t)(sizeof(*pack) + n);
 	spill_record_encode(page, &spot, &record, spill_hash_data(data, record.stored));
-	assert_int_equal(pwrite(fd, page, sizeof(page), (off_t)spot.off), sizeof(page));
-	assert_int_equal(pwrite(fd, data, sizeof(data), (off_t)(spot.off + SPILL_PAGE)), sizeof(data));
+	spill_header_fold(page, unit);
+	assert_int_equal(pwrite(fd, page, record.header, (off_t)spot.off), record.header);
+	assert_int_equal(pwrite(fd, data, record.stored, (off_t)(spot.off + record.header)), record.stored);
 	assert_int_equal(fsync(fd), 0);
 	close(fd);
 }
@@ -311,7 +304,7 @@ static void a_flipped_bit_of_packed_data_is_damage(void **state)
 		int fd;
 
 		assert_int_equal(put_as(f, k, LIED, SPILL_ZSTD), 0);
-		at = off_of(f, k) + SPILL_PAGE + k * 7;
+		at = data_off(f, k) + k * 7;
 		fd = open(f->path, O_RDWR | O_CLOEXEC);
 		assert_int_equal(pread(fd, &byte, 1, (off_t)at), 1);
 		byte ^= (uint8_t)(1u << k % 8);
@@ -500,7 +493,7 @@ static void a_scrub_knows_packed_records_and_finds_the_damaged_one(void **state)
 		spill_wait(f->spill, loop_now() + SPILL_SECOND / 100);
 	assert_int_equal(stats_of(f).scrub_damaged, 0);
 	assert_int_equal(stats_of(f).scrub_passes, 1);
-	at = off_of(f, 2) + SPILL_PAGE + 50;
+	at = data_off(f, 2) + 50;
 	{
 		int fd = open(f->path, O_RDWR | O_CLOEXEC);
 
@@ -550,32 +543,22 @@ static void reads_of_plain_records_tell_how_fast_the_device_is(void **state)
 	assert_true(stats_of(f).read_ns_per_byte > 0);
 }
 
-#define BOTH(test) \
-	{#test " (io_uring)", test, setup, teardown, &with_uring}, \
-	{ \
-#test " (threads)", test, setup, teardown, &with_threads \
-	}
-#define ONCE(test) \
-	{ \
-#test, test, setup, teardown, &with_uring \
-	}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		BOTH(packed_blocks_of_any_size_come_back_exact),
+		EACH_WAY(packed_blocks_of_any_size_come_back_exact),
 		ONCE(what_is_packed_takes_fewer_bytes_of_the_store_and_is_counted_by_them),
-		BOTH(packed_blocks_come_back_after_a_restart_sealed_or_not),
+		EACH_WAY(packed_blocks_come_back_after_a_restart_sealed_or_not),
 		ONCE(plain_and_packed_records_lie_side_by_side),
 		ONCE(what_does_not_get_shorter_goes_down_plain),
 		ONCE(a_sample_lies_plain_and_tells_what_packing_would_bring),
 		ONCE(a_forged_record_that_is_right_is_taken),
-		BOTH(a_lie_about_length_or_bytes_is_damage_and_stores_nothing_past_the_block),
+		EACH_WAY(a_lie_about_length_or_bytes_is_damage_and_stores_nothing_past_the_block),
 		ONCE(a_flipped_bit_of_packed_data_is_damage),
-		BOTH(memory_for_packing_is_used_again_whatever_moves_beside_it),
-		BOTH(memory_for_packing_is_bounded_and_everything_gets_through),
-		BOTH(memory_for_unpacking_is_bounded_and_everything_comes_back),
-		BOTH(packed_blocks_go_round_the_store_and_the_oldest_go_first),
+		EACH_WAY(memory_for_packing_is_used_again_whatever_moves_beside_it),
+		EACH_WAY(memory_for_packing_is_bounded_and_everything_gets_through),
+		EACH_WAY(memory_for_unpacking_is_bounded_and_everything_comes_back),
+		EACH_WAY(packed_blocks_go_round_the_store_and_the_oldest_go_first),
 		ONCE(a_packed_write_that_fails_says_so_and_leaves_nothing),
 		ONCE(a_store_that_goes_down_ends_what_is_being_packed),
 		ONCE(a_scrub_knows_packed_records_and_finds_the_damaged_one),

@@ -14,7 +14,7 @@
 
 static int setup(void **state)
 {
-	struct fixture *f = fixture_new(true, 64 * MIB, 4 * MIB);
+	struct fixture *f = fixture_new(*state, 64 * MIB, 4 * MIB);
 
 	*state = f;
 	if (fixture_open(f) < 0)
@@ -32,10 +32,8 @@ static int teardown(void **state)
 
 static void damage(struct fixture *f, unsigned k)
 {
-	uint32_t i;
-	const struct record *record = segment_find(f->spill, f->blocks[k].place, &i);
 	int fd = open(f->path, O_RDWR | O_CLOEXEC);
-	off_t off = (off_t)(segment_off(f->spill, i) + record->page * (uint64_t)SPILL_PAGE + SPILL_PAGE + 12345);
+	off_t off = (off_t)(data_off(f, k) + 12345);
 	uint8_t byte = 0;
 
 	assert_true(fd >= 0 && pread(fd, &byte, 1, off) == 1);
@@ -81,7 +79,7 @@ static void a_scrub_finds_the_damaged_record_and_no_other(void **state)
 	assert_int_equal(f->n_gone, 1);
 	assert_int_equal(f->blocks[17].n_gone, 1);
 	assert_int_equal(stats_of(f).live_records, N - 1);
-	assert_int_equal(stats_of(f).scrub_bytes, N * spill_span(300000));
+	assert_int_equal(stats_of(f).scrub_bytes, N * span_of(f, 300000));
 	for (unsigned k = 0; k < N; k++)
 		assert_int_equal(get(f, k), k == 17 ? -ENOENT : 0);
 	assert_true(store_adds_up(f));
@@ -114,7 +112,7 @@ static void a_scrub_reads_no_more_than_its_rate(void **state)
 {
 	struct fixture *f = *state;
 
-	uint64_t rate = 2 * spill_span(300000), start = loop_now(), seconds;
+	uint64_t rate = 2 * span_of(f, 300000), start = loop_now(), seconds;
 
 	spill_scrub_now(f->spill, rate);
 	for (unsigned i = 0; i < 100; i++) { /* time has to go by, not calls */
@@ -144,7 +142,7 @@ static void a_long_record_is_hashed_for_a_scrub_off_the_loop(void **state)
 		spill_wait(f->spill, loop_now() + SPILL_SECOND / 100);
 	bell = (struct pollfd){.fd = spill_fd(f->spill), .events = POLLIN};
 	assert_int_equal(poll(&bell, 1, 0), 0);
-	assert_int_equal(spill_scrub_now(f->spill, 64 * MIB) / SPILL_PAGE, BLOCK_MAX / SPILL_PAGE + 1);
+	assert_int_equal(spill_scrub_now(f->spill, 64 * MIB), span_of(f, BLOCK_MAX));
 	assert_true(f->spill->scrub.busy);
 	assert_int_equal(poll(&bell, 1, 20000), 1); /* the loop does nothing meanwhile */
 	assert_true(scrub_found_right(f));
@@ -253,23 +251,21 @@ static void marks_of_too_many_namespaces_are_refused_until_all_is_dropped(void *
 	assert_int_equal(drop(f, 5000), 0);
 }
 
-#define WITH(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		WITH(a_scrub_finds_the_damaged_record_and_no_other),
-		WITH(damage_is_logged_whether_a_reader_or_a_scrub_finds_it),
-		WITH(a_scrub_reads_no_more_than_its_rate),
-		WITH(a_long_record_is_hashed_for_a_scrub_off_the_loop),
-		WITH(the_first_pass_waits_until_the_start_is_over),
-		WITH(a_segment_that_is_read_for_a_scrub_is_not_reused),
-		WITH(what_was_dropped_does_not_come_back),
-		WITH(what_is_written_after_a_drop_and_a_start_is_there_at_the_next),
-		WITH(a_drop_of_all_takes_every_namespace),
-		WITH(a_drop_of_another_namespace_leaves_ours),
-		WITH(a_drop_that_cannot_be_written_says_so),
-		WITH(marks_of_too_many_namespaces_are_refused_until_all_is_dropped),
+		BY_RING(a_scrub_finds_the_damaged_record_and_no_other),
+		BY_RING(damage_is_logged_whether_a_reader_or_a_scrub_finds_it),
+		BY_RING(a_scrub_reads_no_more_than_its_rate),
+		BY_RING(a_long_record_is_hashed_for_a_scrub_off_the_loop),
+		BY_RING(the_first_pass_waits_until_the_start_is_over),
+		BY_RING(a_segment_that_is_read_for_a_scrub_is_not_reused),
+		BY_RING(what_was_dropped_does_not_come_back),
+		BY_RING(what_is_written_after_a_drop_and_a_start_is_there_at_the_next),
+		BY_RING(a_drop_of_all_takes_every_namespace),
+		BY_RING(a_drop_of_another_namespace_leaves_ours),
+		BY_RING(a_drop_that_cannot_be_written_says_so),
+		BY_RING(marks_of_too_many_namespaces_are_refused_until_all_is_dropped),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -90,7 +90,7 @@ static int setup(void **state)
 {
 	struct stores *s = calloc(1, sizeof(*s));
 
-	s->f = fixture_new(true, 64 * MIB, MIB);
+	s->f = fixture_new(&with_uring, 64 * MIB, MIB);
 	s->n = STORES;
 	for (unsigned i = 0; i < STORES; i++) {
 		snprintf(s->dirs[i], sizeof(s->dirs[i]), "%s/%u", s->f->dir, i);
