@@ -833,14 +833,16 @@ TARGET static void keys_turn(const struct tiled *x)
 	for (uint32_t c = 0; c < dim; c += TILED_PAD) {
 		const size_t step = (size_t)STREAMS * tiled_v_row(x->v.dim, c / TILED_CHUNK * TILED_CHUNK);
 
-		for (uint32_t i = 0; i < STREAMS * TILED_PAD; i++) {
-			const uint32_t s = i / TILED_PAD, d = c + i % 4 * 4, t = i / 4 % 4 * 4;
-			float *to = x->w.v_wide + tiled_v_at(KVATTN_F32, ATTN_TILE, x->v.dim, d, t * STREAMS + s);
-			square out[4];
+		for (uint32_t i = 0; i < STREAMS * 4 * SUB_VECS; i++) {
+			const uint32_t s = i / (4 * SUB_VECS), d = c + i % 4 * 4, t = i / 4 % SUB_VECS * LANES;
+			float *to[LANES]; /* of LANES tokens */
+			vec in[4]; /* dims */
 
-			square_turn(k + wide_at(&x->k, s, t, d), ATTN_TILE, out);
-			for (uint32_t n = 0; n < 4; n++, to += step)
-				*(square *)(void *)to = out[n];
+			to[0] = x->w.v_wide + tiled_v_at(KVATTN_F32, ATTN_TILE, x->v.dim, d, t * STREAMS + s);
+			for (uint32_t n = 1; n < LANES; n++)
+				to[n] = to[n - 1] + step;
+			UNROLL for (uint32_t n = 0; n < 4; n++) in[n] = vec_load(k + wide_at(&x->k, s, t, d + n));
+			squares_turn(in, to, 0);
 		}
 	}
 }

@@ -38,6 +38,8 @@
 
 #define WIDEN_ROWS 12u /* from this many rows on a tile is widened to f32 once instead of with each use */
 #define TURN_ROWS 48u /* of rows: from so many on its keys are turned, too */
+#define TURN_VECS (KEY_VECS / 2) /* vectors of turned keys at a time, of two lanes */
+#define TURN_APART 16u /* see turned_floats() */
 #define AMX_PARTS 2u /* see attn_amx.h */
 #define AMX_PART_ROWS 8u /* rows in a tile, each with its parts */
 
@@ -146,7 +148,7 @@ static size_t scratch_layout(const struct attn_call *call, uint32_t rows_all, ui
 	TAKE(seen, uint64_t, (size_t)rows * (tiled ? ATTN_SPLIT / ATTN_TILE : 1));
 	TAKE(k_copy, char, ATTN_TILE *k_pad * sizeof(float) + scales);
 	TAKE(v_copy, char, ATTN_TILE *v_pad * sizeof(float) + scales);
-	TAKE(k_wide, float, tiled_wide(call, rows) || rows >= TURN_ROWS ? ATTN_TILE * k_pad : 0);
+	TAKE(k_wide, float, tiled_wide(call, rows) || rows >= TURN_ROWS ? ATTN_TILE * k_pad + LANES * TURN_APART : 0);
 	TAKE(v_wide, float, tiled_wide(call, rows) ? ATTN_TILE *v_pad : 0);
 	if (tiled && call->geom.type_k == KVATTN_I8) {
 		TAKE(q_digits, int8_t, rows_all * k_pad * 3);
@@ -333,10 +335,10 @@ TARGET static void row_copy(const struct tensor *x, const char *from, bool widen
 
 /* Rows without a key are zero: their scores are computed, then masked. */
 TARGET static void sub_copy(
-	const struct work *w, const struct sub *sub, const struct tensor *x, uint32_t head, char *to)
+	const struct work *w, const struct sub *sub, const struct tensor *x, uint32_t head, bool widen, char *to)
 {
 	const struct attn_part *part = w->part;
-	const size_t stride = (size_t)x->pad * (w->widen ? sizeof(float) : x->elem);
+	const size_t stride = (size_t)x->pad * (widen ? sizeof(float) : x->elem);
 
 	if (sub->present != (1u << SUB_TOKENS) - 1 || x->pad != x->dim)
 		memset(to, 0, SUB_TOKENS * stride);
@@ -348,28 +350,28 @@ TARGET static void sub_copy(
 		for (int64_t pos = run->pos > sub->pos ? run->pos : sub->pos; pos < end; pos++) {
 			const uint64_t token = run->token + (uint64_t)(pos - run->pos);
 
-			row_copy(x, run->block + x->off + token * x->token_stride + head * x->head_stride, w->widen,
+			row_copy(x, run->block + x->off + token * x->token_stride + head * x->head_stride, widen,
 				to + (size_t)(pos - sub->pos) * stride);
 		}
 	}
 }
 
 TARGET static void stream_open(const struct work *w, const struct tile *tile, const struct tensor *x, uint32_t head,
-	char *copy, struct stream *stream)
+	bool widen, char *copy, struct stream *stream)
 {
-	const size_t stride = (size_t)x->pad * (w->widen ? sizeof(float) : x->elem);
+	const size_t stride = (size_t)x->pad * (widen ? sizeof(float) : x->elem);
 
 	for (uint32_t s = 0; s < STREAMS; s++) {
 		const struct sub *sub = &tile->sub[s];
 
-		if (sub->whole && x->pad == x->dim && !w->widen) {
+		if (sub->whole && x->pad == x->dim && !widen) {
 			stream->base[s] = sub->block + x->off + sub->token * x->token_stride + head * x->head_stride;
 			stream->stride[s] = x->token_stride;
 			continue;
 		}
 		stream->base[s] = copy + s * SUB_TOKENS * stride;
 		stream->stride[s] = stride;
-		sub_copy(w, sub, x, head, copy + s * SUB_TOKENS * stride);
+		sub_copy(w, sub, x, head, widen, copy + s * SUB_TOKENS * stride);
 	}
 }
 
@@ -387,6 +389,30 @@ static void stream_peek(const struct work *w, const struct tile *tile, const str
 			continue;
 		stream->base[s] = sub->block + x->off + sub->token * x->token_stride + head * x->head_stride;
 		stream->stride[s] = x->token_stride;
+	}
+}
+
+/* The next tile's K and V, asked for little by little where many rows work on this one. */
+struct rows_soon {
+	const struct tile *tile;
+	const struct tensor *k, *v;
+	uint32_t head;
+};
+
+/* The @i-th of @n parts, into the second-level cache: in the first one it would be in the way of what is worked on. */
+static void rows_ask(const struct rows_soon *soon, uint32_t i, uint32_t n)
+{
+	for (uint32_t j = 2 * ATTN_TILE * i / n; j < 2 * ATTN_TILE * (i + 1) / n && soon->tile->any; j++) {
+		const struct tensor *x = j < ATTN_TILE ? soon->k : soon->v;
+		const struct sub *sub = &soon->tile->sub[j / SUB_TOKENS % STREAMS];
+		const char *row;
+
+		if (!sub->whole)
+			continue;
+		row = sub->block + x->off + (sub->token + j % SUB_TOKENS) * x->token_stride +
+		      soon->head * x->head_stride;
+		for (uint32_t at = 0; at < x->dim * x->elem; at += 64)
+			__builtin_prefetch(row + at, 0, 2);
 	}
 }
 
@@ -485,93 +511,140 @@ INLINE void keys_all(
 
 typedef float square __attribute__((vector_size(16), may_alias, aligned(4))); /* a row of four by four */
 
-/* Four rows of four, @step floats apart, to their columns. */
-INLINE void square_turn(const float *from, size_t step, square out[4])
+/* The same of each four lanes; past LANES: of the second vector. */
+#define QUARTER(k, a, b, c, d) 4 * (k) + (a), 4 * (k) + (b), 4 * (k) + (c), 4 * (k) + (d)
+#define BY_QUARTER(...) QUARTER(0, __VA_ARGS__)
+#if LANES > 4
+#undef BY_QUARTER
+#define BY_QUARTER(...) QUARTER(0, __VA_ARGS__), QUARTER(1, __VA_ARGS__)
+#endif
+#if LANES > 8
+#undef BY_QUARTER
+#define BY_QUARTER(...) \
+	QUARTER(0, __VA_ARGS__), QUARTER(1, __VA_ARGS__), QUARTER(2, __VA_ARGS__), QUARTER(3, __VA_ARGS__)
+#endif
+
+/* Four rows of squares to their columns: lane l of them goes to to[l] + @at. */
+INLINE void squares_turn(const vec in[4], float *const to[LANES], size_t at)
 {
-	square in[4], low[2], high[2];
+	vec low[2], high[2];
 
-	UNROLL for (uint32_t i = 0; i < 4; i++) in[i] = *(const square *)(const void *)(from + i * step);
 	UNROLL for (uint32_t i = 0; i < 2; i++)
 	{
-		low[i] = __builtin_shufflevector(in[2 * i], in[2 * i + 1], 0, 4, 1, 5);
-		high[i] = __builtin_shufflevector(in[2 * i], in[2 * i + 1], 2, 6, 3, 7);
+		low[i] =
+			__builtin_shufflevector(in[2 * i], in[2 * i + 1], BY_QUARTER(0, (int)LANES, 1, (int)LANES + 1));
+		high[i] = __builtin_shufflevector(
+			in[2 * i], in[2 * i + 1], BY_QUARTER(2, (int)LANES + 2, 3, (int)LANES + 3));
 	}
-	UNROLL for (uint32_t i = 0; i < 2; i++)
+	UNROLL for (uint32_t i = 0; i < 4; i++)
 	{
-		const square *from_half = i ? high : low;
+		const vec *half = i < 2 ? low : high;
+		const vec a = __builtin_shufflevector(half[0], half[1], BY_QUARTER(0, 1, (int)LANES, (int)LANES + 1));
+		const vec b =
+			__builtin_shufflevector(half[0], half[1], BY_QUARTER(2, 3, (int)LANES + 2, (int)LANES + 3));
+		const vec out = i % 2 ? b : a;
 
-		out[2 * i] = __builtin_shufflevector(from_half[0], from_half[1], 0, 1, 4, 5);
-		out[2 * i + 1] = __builtin_shufflevector(from_half[0], from_half[1], 2, 3, 6, 7);
+#define SQUARE_STORE(k) \
+	if (4 * (k) < LANES) \
+	*(square *)(void *)(to[4 * (k) % LANES + i] + at) = \
+		__builtin_shufflevector(out, out, QUARTER(4 * (k) < LANES ? (k) : 0, 0, 1, 2, 3))
+		SQUARE_STORE(0);
+		SQUARE_STORE(1);
+		SQUARE_STORE(2);
+		SQUARE_STORE(3);
+#undef SQUARE_STORE
 	}
 }
 
-/* A tile's keys, f32 rows as sub_copy() leaves them, to w->k_wide: [lane, in the order of sums][dims of it][64] */
-TARGET static void keys_turn_rows(const struct work *w)
+/* From lane to lane of turned keys: a line more than they take, or those of all lanes, which are written by turns, would
+ * want the same few places of a first-level cache. */
+static size_t turned_floats(uint32_t k_pad)
 {
-	const float *from = (const float *)(const void *)w->k_copy;
-	const uint32_t of_lane = w->k_pad / LANES;
+	return (size_t)k_pad / LANES * ATTN_TILE + TURN_APART;
+}
+
+/* A tile's keys, as f32, to w->k_wide: [lane, in the order of sums][dims of it][64] */
+INLINE void keys_turn_rows(const int type, const struct work *w, const struct stream *k)
+{
+	const size_t of_lane = turned_floats(w->k_pad);
 	float *lane_at[LANES];
 
 	for (uint32_t i = 0; i < LANES; i++)
-		lane_at[sum_lanes[i]] = w->k_wide + (size_t)i * of_lane * ATTN_TILE;
-	for (uint32_t d = 0; d < w->k_pad; d += 4)
+		lane_at[sum_lanes[i]] = w->k_wide + i * of_lane;
+	for (uint32_t d = 0; d < w->k_pad; d += LANES)
 		for (uint32_t t = 0; t < SUB_TOKENS; t++) {
-			square out[4]; /* a dim of token t of the four streams */
+			vec in[STREAMS]; /* token t of each */
 
-			square_turn(from + (size_t)t * w->k_pad + d, (size_t)SUB_TOKENS * w->k_pad, out);
-			UNROLL for (uint32_t i = 0; i < 4; i++) *
-				(square *)(void *)(lane_at[d % LANES + i] + d / LANES * ATTN_TILE + t * STREAMS) =
-				out[i];
+			UNROLL for (uint32_t s = 0; s < STREAMS; s++) in[s] =
+				row_vec(type, k->base[s] + t * k->stride[s], d);
+			squares_turn(in, lane_at, d / LANES * ATTN_TILE + t * STREAMS);
 		}
 }
 
-/* Scores of @n_rows rows (a constant) with KEY_VECS vectors of keys.  The sum of each lane of the dot product is a chain
- * of its own, and they are added up in the order of vec_store_sums(): the same bits. */
-INLINE void keys_take_turned(const int n_rows, const struct work *w, const float *q, const float *k, float *score)
+/* Two lanes of the dot products, each a chain of its own, then their sum: @n_rows rows (a constant) with TURN_VECS vectors
+ * of keys. */
+INLINE void lanes_take(const int n_rows, const float *q, const uint8_t lanes[2], uint32_t k_pad, const float *k,
+	vec sum[KEY_ROWS][TURN_VECS])
 {
-	const uint32_t of_lane = w->k_pad / LANES;
-	vec half[5][KEY_ROWS][KEY_VECS]; /* of 1, 2, 4 and 8 lanes, until the other half is there */
+	const float *const query[2] = {q + lanes[0], q + lanes[1]};
+	const size_t apart = turned_floats(k_pad);
+	vec lane[2][KEY_ROWS][TURN_VECS];
 
-	for (uint32_t lane = 0; lane < LANES; lane++) {
-		const float *query = q + sum_lanes[lane];
-		vec sum[KEY_ROWS][KEY_VECS];
-		uint32_t level = 0;
+	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t j = 0; j < TURN_VECS; j++) lane[0][r][j] =
+		lane[1][r][j] = vec_zero();
+	for (uint32_t d = 0; d < k_pad; d += LANES, k += ATTN_TILE)
+		UNROLL for (uint32_t l = 0; l < 2; l++)
+		{
+			vec key[TURN_VECS];
 
-		UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t j = 0; j < KEY_VECS; j++) sum[r][j] =
-			vec_zero();
-		for (uint32_t i = 0; i < of_lane; i++, k += ATTN_TILE, query += LANES) {
-			vec key[KEY_VECS];
-
-			UNROLL for (uint32_t j = 0; j < KEY_VECS; j++) key[j] = vec_load(k + j * LANES);
+			UNROLL for (uint32_t j = 0; j < TURN_VECS; j++) key[j] = vec_load(k + l * apart + j * LANES);
 			UNROLL for (int r = 0; r < n_rows; r++)
 			{
-				const vec by = vec_set1(query[(size_t)r * w->k_pad]);
+				const vec by = vec_set1(query[l][(size_t)r * k_pad + d]);
 
-				UNROLL for (uint32_t j = 0; j < KEY_VECS; j++) sum[r][j] =
-					vec_fma(by, key[j], sum[r][j]);
+				UNROLL for (uint32_t j = 0; j < TURN_VECS; j++) lane[l][r][j] =
+					vec_fma(by, key[j], lane[l][r][j]);
 			}
 		}
-		for (; lane >> level & 1; level++)
-			UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t j = 0; j < KEY_VECS; j++)
-				sum[r][j] = vec_add(half[level][r][j], sum[r][j]);
-		UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t j = 0; j < KEY_VECS; j++)
-			half[level][r][j] = sum[r][j];
-	}
-	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t j = 0; j < KEY_VECS; j++)
-		vec_store(score + r * (int)ATTN_TILE + j * LANES, half[__builtin_ctz(LANES)][r][j]);
+	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t j = 0; j < TURN_VECS; j++) sum[r][j] =
+		vec_add(lane[0][r][j], lane[1][r][j]);
 }
 
-TARGET static void keys_turned(const struct work *w, const float *q)
+/* Scores of @n_rows rows (a constant) with TURN_VECS vectors of keys.  Lanes are added up in the order of
+ * vec_store_sums(): the same bits.  All written out: branches on what waits for its other half, missed, cost a seventh of
+ * the products. */
+INLINE void keys_take_turned(const int n_rows, const struct work *w, const float *q, const float *k, float *score)
+{
+	vec half[4][KEY_ROWS][TURN_VECS]; /* of 2, 4 and 8 lanes, until the other half is there */
+
+	UNROLL for (uint32_t pair = 0; pair < LANES / 2; pair++, k += 2 * turned_floats(w->k_pad))
+	{
+		vec sum[KEY_ROWS][TURN_VECS];
+		uint32_t level = 0;
+
+		lanes_take(n_rows, q, sum_lanes + 2 * pair, w->k_pad, k, sum);
+		UNROLL for (; pair >> level & 1; level++) UNROLL for (int r = 0; r < n_rows; r++)
+			UNROLL for (uint32_t j = 0; j < TURN_VECS; j++) sum[r][j] =
+				vec_add(half[level][r][j], sum[r][j]);
+		UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t j = 0; j < TURN_VECS; j++)
+			half[level][r][j] = sum[r][j];
+	}
+	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t j = 0; j < TURN_VECS; j++)
+		vec_store(score + r * (int)ATTN_TILE + j * LANES, half[__builtin_ctz(LANES / 2)][r][j]);
+}
+
+TARGET static void keys_turned(const struct work *w, const float *q, const struct rows_soon *soon)
 {
 	uint32_t r = 0;
 
-	keys_turn_rows(w);
-	for (; r + KEY_ROWS <= w->rows; r += KEY_ROWS)
-		for (uint32_t i = 0; i < ATTN_TILE; i += KEY_VECS * LANES)
+	for (; r + KEY_ROWS <= w->rows; r += KEY_ROWS) {
+		rows_ask(soon, r / KEY_ROWS, w->rows / KEY_ROWS);
+		for (uint32_t i = 0; i < ATTN_TILE; i += TURN_VECS * LANES)
 			keys_take_turned(KEY_ROWS, w, q + (size_t)r * w->k_pad, w->k_wide + i,
 				w->weight + (size_t)r * ATTN_TILE + i);
+	}
 	for (; r < w->rows; r++)
-		for (uint32_t i = 0; i < ATTN_TILE; i += KEY_VECS * LANES)
+		for (uint32_t i = 0; i < ATTN_TILE; i += TURN_VECS * LANES)
 			keys_take_turned(
 				1, w, q + (size_t)r * w->k_pad, w->k_wide + i, w->weight + (size_t)r * ATTN_TILE + i);
 }
@@ -918,6 +991,10 @@ INLINE void values_all(
 	{ \
 		keys_all(type, w, q, k, ahead); \
 	} \
+	TARGET static void keys_turn_##name(const struct work *w, const struct stream *k) \
+	{ \
+		keys_turn_rows(type, w, k); \
+	} \
 	TARGET static void values_##name( \
 		const struct work *w, const struct stream *v, const struct ahead *ahead, uint32_t h) \
 	{ \
@@ -932,9 +1009,7 @@ PASSES(f8, KVATTN_FP8_E4M3)
 static void keys_of(
 	uint32_t type, const struct work *w, const float *q, const struct stream *k, const struct ahead *ahead)
 {
-	if (w->rows >= TURN_ROWS)
-		keys_turned(w, q);
-	else if (w->widen || type == KVATTN_F32)
+	if (w->widen || type == KVATTN_F32)
 		keys_f32(w, q, k, ahead);
 	else if (type == KVATTN_F16)
 		keys_f16(w, q, k, ahead);
@@ -942,6 +1017,18 @@ static void keys_of(
 		keys_f8(w, q, k, ahead);
 	else
 		keys_bf16(w, q, k, ahead);
+}
+
+static void keys_turn_of(uint32_t type, const struct work *w, const struct stream *k)
+{
+	if (type == KVATTN_F32)
+		keys_turn_f32(w, k);
+	else if (type == KVATTN_F16)
+		keys_turn_f16(w, k);
+	else if (type == KVATTN_FP8_E4M3)
+		keys_turn_f8(w, k);
+	else
+		keys_turn_bf16(w, k);
 }
 
 static void values_of(
@@ -972,18 +1059,25 @@ static void tile_take(const struct work *w, const struct tile *tile, const struc
 	const uint32_t n_heads = w->part->rows.n_heads, head0 = w->part->rows.head0;
 	const uint32_t k_bytes = tk.dim * tk.elem, v_bytes = tv.dim * tv.elem;
 	const uint32_t k_tokens = ahead_tokens(w, k_bytes), v_tokens = ahead_tokens(w, v_bytes);
-	const bool far = w->part->call->ahead_bytes > TUNE_NEAR;
+	const bool far = w->part->call->ahead_bytes > TUNE_NEAR, turned = w->rows >= TURN_ROWS;
 
 	for (uint32_t h = 0; h < n_heads; h++) {
 		const bool last = h + 1 == n_heads;
 		struct stream k, v, soon;
 		const struct ahead ahead_k = {k_tokens, k_bytes, &v, v_tokens, v_bytes, far};
 		const struct ahead ahead_v = {v_tokens, v_bytes, &soon, k_tokens, k_bytes, far};
+		const struct rows_soon rows_soon = {last ? next : tile, &tk, &tv, last ? head0 : head0 + h + 1};
+		const float *q = w->q + (size_t)h * w->rows * w->k_pad;
 
-		stream_open(w, tile, &tk, head0 + h, w->k_copy, &k);
-		stream_open(w, tile, &tv, head0 + h, w->v_copy, &v);
-		stream_peek(w, last ? next : tile, &tk, last ? head0 : head0 + h + 1, &k, &soon);
-		keys_of(tk.type, w, w->q + (size_t)h * w->rows * w->k_pad, &k, &ahead_k);
+		stream_open(w, tile, &tk, head0 + h, w->widen && !turned, w->k_copy, &k);
+		stream_open(w, tile, &tv, head0 + h, w->widen, w->v_copy, &v);
+		stream_peek(w, rows_soon.tile, &tk, rows_soon.head, &k, &soon);
+		if (turned) {
+			keys_turn_of(tk.type, w, &k);
+			keys_turned(w, q, &rows_soon);
+		} else {
+			keys_of(tk.type, w, q, &k, &ahead_k);
+		}
 		if (w->part->weighs) {
 			rows_mass(w, tile, h, w->seen, false);
 			continue;
