@@ -8,6 +8,7 @@
 
 #include "kvpool_desc.h"
 #include "log.h"
+#include "tier.h"
 
 #define SECOND_NS 1000000000ull
 #define SECOND_KEPT 0.98851402 /* 2^(-1/60): halved each minute */
@@ -149,7 +150,7 @@ void policy_tick(struct ns *ns)
 		if (view.capacity != policy_capacity(ns))
 			learned_resize(ns->learned, policy_capacity(ns));
 	}
-	gauge_set(&c->policy, !ns->learned ? 0 : view.leads ? 2 : 1);
+	gauge_set(&c->policy, !ns->learned ? 0 : view.leads && !tier_on(ns->d) ? 2 : 1); /* what decides now */
 	gauge_set(&c->policy_bytes, view.bytes);
 	if (!ns->adopting || ns_entry_each(ns, &ns->adopt_at, ADOPT_BUCKETS, policy_adopt))
 		return;

@@ -42,7 +42,7 @@ bool tier_on(const struct daemon *d)
 {
 	struct spill_stats stats;
 
-	if (!d->tier->spill)
+	if (!d->tier || !d->tier->spill)
 		return false;
 	spill_set_stats(d->tier->spill, &stats);
 	return stats.takes_writes;

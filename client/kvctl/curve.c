@@ -140,7 +140,7 @@ void curve_print(const struct snapshot *snapshot, uint64_t more)
 	const struct kvp_curve *curve = &snapshot->curve;
 	struct curve_sizes sizes = curve_sizes(snapshot);
 	double now = curve_share(curve, sizes.pool, sizes.spill);
-	char a[QUANTITY_ROOM], b[QUANTITY_ROOM];
+	char a[QUANTITY_ROOM], b[QUANTITY_ROOM], age[QUANTITY_ROOM];
 	struct curve_plot plot;
 
 	if (!snapshot->has_curve)
@@ -150,8 +150,8 @@ void curve_print(const struct snapshot *snapshot, uint64_t more)
 		return;
 	}
 	more = more ? more : sizes.pool;
-	printf("CURVE  %s tokens in %.1f h, found again with (%s keys, each for %.1f)\n",
-		quantity_count(a, C(curve->tokens)), (double)C(curve->seconds) / 3600,
+	printf("CURVE  %s tokens in %s, found again with (%s keys, each for %.1f)\n",
+		quantity_short(a, C(curve->tokens)), quantity_age(age, (double)C(curve->seconds)),
 		quantity_count(b, C(curve->watched)), (double)C(curve->one_in) / 1000);
 	curve_plot(&plot, snapshot, 66);
 	for (unsigned i = 0; i < CURVE_PLOT_HIGH + 2; i++)

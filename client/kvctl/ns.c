@@ -177,14 +177,16 @@ static void ns_print_pack(const struct kvp_ns_counters *counters)
 }
 
 /* What stays, and what reuse was worth, where that is known. */
-static void ns_print_policy(const struct kvp_ns_row *row)
+static void ns_print_policy(const struct kvp_ns_row *row, bool store)
 {
 	const struct kvp_ns_counters *c = &row->counters;
 	char a[QUANTITY_ROOM], b[QUANTITY_ROOM];
 
 	if (row->flags & KVP_NS_LEARNED)
 		printf("  policy learned, %s; %s requests told, %s of the daemon's memory\n",
-			C(c->policy) == 2 ? "which decides" : "on trial: least recent use decides",
+			C(c->policy) == 2 ? "which decides"
+			: store		  ? "for what is written: before a store least recent use decides"
+					  : "on trial: least recent use decides",
 			quantity_count(a, C(c->requests)), quantity_bytes(b, C(c->policy_bytes)));
 	if (C(c->saved_us))
 		printf("  reuse saved %.1f s of computing\n", (double)C(c->saved_us) / 1e6);
@@ -209,7 +211,7 @@ static void ns_print_details(const struct snapshot *snapshot)
 			(uint64_t)C(row->counters.stored), (uint64_t)C(row->counters.evicted),
 			(uint64_t)C(row->counters.dropped), (uint64_t)C(row->counters.restored),
 			(uint64_t)C(row->counters.rejected), (uint64_t)C(row->counters.no_room));
-		ns_print_policy(row);
+		ns_print_policy(row, C(snapshot->head.counters.spill_state) == 1);
 		ns_print_pack(&row->counters);
 	}
 }

@@ -300,6 +300,8 @@ static void print_spill(const struct snapshot *snapshot, const struct totals *to
 	bar_print(BAR, parts, 2);
 	printf(" %7s  %s of %s\n", quantity_share(a, live, capacity), quantity_bytes(b, live),
 		quantity_bytes(d, capacity));
+	printf("       # can be found  - the rest of the segments in use %s\n",
+		quantity_bytes(a, used > live ? used - live : 0));
 	if (snapshot->head.n_stores > 1) {
 		print_stores(&snapshot->head);
 		if (C(c->spill_encrypted))
@@ -344,6 +346,9 @@ static void print_hits(const struct totals *totals)
 		quantity_share(d, lookups > hits ? lookups - hits : 0, lookups));
 	printf("       tokens reused: %s from DRAM, %s from spill\n", quantity_count(a, C(c->tokens_ram)),
 		quantity_count(b, C(c->tokens_spill)));
+	if (C(c->saved_us))
+		printf("       computing saved: %s, in namespaces that say what it costs\n",
+			quantity_age(a, (double)C(c->saved_us) / 1e6));
 	printf("MISSES never seen %" PRIu64 ", evicted %" PRIu64 ", sibling namespace %" PRIu64 ", damaged %" PRIu64
 	       ",\n",
 		(uint64_t)C(c->miss_never), (uint64_t)C(c->miss_evicted), (uint64_t)C(c->miss_sibling),

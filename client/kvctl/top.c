@@ -125,13 +125,17 @@ static int top_text(struct top_data *data, const struct options *options)
 		complain("out of memory for %u lines", TEXT_ROWS);
 		return KVCTL_FAILED;
 	}
-	for (unsigned row = 0; row + 1 < frame.rows; row++) {
+	for (unsigned row = 0, blank = 0; row + 1 < frame.rows; row++) {
 		char *text = frame.text + (size_t)row * (frame.columns + 1);
 		size_t n = strlen(text);
 
 		while (n && text[n - 1] == ' ')
 			text[--n] = 0;
-		printf("%s\n", text);
+		blank += !n;
+		for (; n && blank; blank--) /* none at the end */
+			printf("\n");
+		if (n)
+			printf("%s\n", text);
 	}
 	top_frame_free(&frame);
 	return report_exit(&data->pool);

@@ -138,11 +138,17 @@ static const struct kvp_session_row *session_of(const struct snapshot *snapshot,
 	return NULL;
 }
 
-static double session_use(const struct top_data *data, const struct kvp_session_row *row)
+struct use {
+	double asked, ram, disk;
+};
+
+static struct use session_use(const struct top_data *data, const struct kvp_session_row *row)
 {
 	const struct kvp_session_row *before = data->has_before ? session_of(&data->before, C(row->session_id)) : NULL;
 
-	return rate(data, C(row->lookups), before ? C(before->lookups) : 0);
+	return (struct use){.asked = rate(data, C(row->lookups), before ? C(before->lookups) : 0),
+		.ram = rate(data, C(row->hits_ram), before ? C(before->hits_ram) : 0),
+		.disk = rate(data, C(row->hits_spill), before ? C(before->hits_spill) : 0)};
 }
 
 /* ---- the upper part ---- */
@@ -234,8 +240,8 @@ static void draw_spill(struct pen *pen, const struct top_data *data)
 	pen_down(pen);
 	if (!state)
 		return;
-	pen_write(pen, TOP_PLAIN, "       read %s%s  written %s%s  %" PRIu64 " in flight, %s queued to come back",
-		quantity_bytes(a, (uint64_t)RATE(data, spill_read_bytes)), per(data),
+	pen_write(pen, TOP_PLAIN, "       read %s%s  written %s%s  %" PRIu64 " in flight, %s queued",
+		quantity_bytes(a, (uint64_t)RATE(data, spill_read_bytes)), data->has_before ? per(data) : "",
 		quantity_bytes(b, (uint64_t)RATE(data, spill_write_bytes)), per(data), (uint64_t)C(c->spill_in_flight),
 		quantity_bytes(d, C(c->spill_read_queue)));
 	pen_down(pen);
@@ -253,7 +259,7 @@ static void draw_hits(struct pen *pen, const struct top_data *data)
 		2);
 	pen_write(pen, TOP_PLAIN, " %4s of %s blocks%s, %s tokens%s",
 		quantity_share_short(a, (uint64_t)((ram + disk) * 1000), (uint64_t)(asked * 1000)),
-		quantity_short(b, (uint64_t)asked), per(data),
+		quantity_short(b, (uint64_t)asked), data->has_before ? per(data) : "",
 		quantity_short(c, (uint64_t)(RATE_NS(data, tokens_ram) + RATE_NS(data, tokens_spill))), per(data));
 	pen_down(pen);
 }
@@ -356,7 +362,7 @@ static struct line session_line(
 {
 	return (struct line){.id = C(row->session_id),
 		.name = row->comm,
-		.key = wish->sort == TOP_BY_USE	   ? session_use(data, row)
+		.key = wish->sort == TOP_BY_USE	   ? session_use(data, row).asked
 		       : wish->sort == TOP_BY_SIZE ? (double)C(row->pins)
 		       : wish->sort == TOP_BY_HELD ? (double)C(row->oldest_pin_ms)
 						   : 0};
@@ -427,15 +433,16 @@ static void draw_ns(struct pen *pen, const struct top_data *data, const struct k
 static void draw_session(struct pen *pen, const struct top_data *data, const struct kvp_session_row *row)
 {
 	char comm[sizeof(row->comm)], user[32], t[7][QUANTITY_ROOM];
+	struct use use = session_use(data, row);
 
 	snprintf(t[0], sizeof(t[0]), "%d", row->pid);
 	draw_cells(pen, TOP_PLAIN,
 		(const char *const[]){text_clean(comm, sizeof(comm), row->comm, sizeof(row->comm)),
 			report_user(row->uid, user), t[0], quantity_short(t[1], C(row->pins)),
 			quantity_age(t[2], (double)C(row->oldest_pin_ms) / 1000), quantity_short(t[3], C(row->grants)),
-			quantity_short(t[4], (uint64_t)(session_use(data, row) + .5)),
-			quantity_share_short(t[5], C(row->hits_ram), C(row->lookups)),
-			quantity_share_short(t[6], C(row->hits_spill), C(row->lookups))});
+			quantity_short(t[4], (uint64_t)(use.asked + .5)),
+			quantity_share_short(t[5], (uint64_t)(use.ram * 1000), (uint64_t)(use.asked * 1000)),
+			quantity_share_short(t[6], (uint64_t)(use.disk * 1000), (uint64_t)(use.asked * 1000))});
 }
 
 /* @room: rows it may take, its head included. */
@@ -528,6 +535,7 @@ static void draw_help(struct pen *pen)
 		"?         this list",
 		"",
 		"DRAM  # held  + in transit  = may be evicted     HITS  # DRAM  = spill",
+		"SPILL = can be found  - the rest of the segments in use",
 		"HOLDS: blocks it holds; OLDEST: for so long; ASKED: blocks looked for",
 	};
 

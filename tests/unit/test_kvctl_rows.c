@@ -163,6 +163,10 @@ static void a_namespace_is_told_with_its_types_its_policy_and_how_it_is_packed(v
 	f->ns_row->counters.pack_state = 9;
 	assert_int_equal(run_here(f, "ns"), 0);
 	assert_says(f->out, "policy learned, which decides");
+	f->ns_row->counters.policy = 1;
+	f->stats->counters.spill_state = 1;
+	assert_int_equal(run_here(f, "ns"), 0);
+	assert_says(f->out, "policy learned, for what is written: before a store least recent use decides");
 	f->ns_row->ns_id = 0;
 	assert_int_equal(run_here(f, "ns"), 0);
 	assert_says(f->out, "no namespaces");

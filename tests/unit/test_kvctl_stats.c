@@ -51,7 +51,12 @@ static void what_restores_cost_and_what_was_not_written_is_on_the_page(void **st
 	f->stats->counters.spill_scrub_damaged = 2;
 	f->ns_row->counters.read_ahead = 7;
 	f->ns_row->counters.restore_us = 12300;
+	f->ns_row->counters.saved_us = 65000000;
+	f->stats->counters.spill_used_bytes = 3u << 20;
+	f->stats->counters.spill_live_bytes = 1u << 20;
 	assert_int_equal(run_here(f, "stats"), 0);
+	assert_says(f->out, "# can be found  - the rest of the segments in use 2 MiB\n");
+	assert_says(f->out, "computing saved: 65 s, in namespaces that say what it costs\n");
 	assert_says(f->out, "blocks come back at 1 GiB/s, 3 MiB queued; 7 of them read ahead\n");
 	assert_says(f->out, "the last cold blocks asked for of model: 12.3 ms to read\n");
 	assert_says(f->out, "the store was too slow 5, found damaged by the scrub 2\n");
@@ -79,7 +84,7 @@ static void what_more_memory_would_buy_is_on_the_page(void **state)
 	assert_says(f->out, "is not known yet: no block was used\n");
 	given_curve(f);
 	assert_int_equal(run_here(f, "stats", "--more", "384k"), 0);
-	assert_says(f->out, "CURVE  1,000 tokens in 1.0 h, found again with (77 keys, each for 1.5)\n");
+	assert_says(f->out, "CURVE  1,000 tokens in 60 min, found again with (77 keys, each for 1.5)\n");
 	assert_says(f->out, "384 KiB more of DRAM: 30.0 %, now 20.0 %: 100 tokens/h saved\n");
 	assert_says(f->out, "384 KiB more of spill: 30.0 %, now 20.0 %: 100 tokens/h saved\n");
 	assert_says(f->out, "now, 128 KiB     20.0 %");

@@ -142,8 +142,37 @@ static void rates_are_of_what_changed_between_two_looks(void **state)
 	assert_shows(text, "80 % 5 MiB of 6.2 MiB");
 	f->data.has_before = false;
 	text = shown(f, 24, 80);
-	assert_shows(text, "of 2,400 blocks in all");
+	assert_shows(text, "of 2,400 blocks, 0 tokens in all");
 	assert_shows(text, "    ASKED ");
+}
+
+static void what_a_client_found_is_of_the_same_seconds_as_what_it_asked(void **state)
+{
+	struct fixture *f = *state;
+
+	f->data.before.sessions[1].hits_ram = 100; /* all it asked for then */
+	f->data.now.sessions[1].hits_ram = 120;
+	f->data.now.sessions[1].hits_spill = 200;
+	assert_shows(shown(f, 24, 80), "      200   5 %  50 %");
+}
+
+static void the_largest_figures_fit_into_80_columns(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_counters *c = &f->data.now.head.counters;
+
+	c->spill_state = 1;
+	c->spill_capacity_bytes = 1023ull << 30;
+	c->spill_live_bytes = c->spill_used_bytes = c->spill_read_bytes = c->spill_write_bytes = 1022ull << 30;
+	c->spill_in_flight = 256;
+	c->spill_read_queue = 1023ull << 20;
+	f->data.now.ns[0].counters.tokens_ram = 99000000000;
+	f->data.now.ns[0].counters.lookups = 99000000000;
+	for (unsigned i = 0; i < 2; i++) {
+		f->data.has_before = i;
+		assert_shows(shown(f, 24, 80), " queued ");
+		assert_shows(f->all, i ? "tokens/s" : "tokens in all");
+	}
 }
 
 static void who_has_held_a_block_for_longest_is_named(void **state)
@@ -229,6 +258,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		test(rates_are_of_what_changed_between_two_looks),
+		test(what_a_client_found_is_of_the_same_seconds_as_what_it_asked),
+		test(the_largest_figures_fit_into_80_columns),
 		test(who_has_held_a_block_for_longest_is_named),
 		test(both_tables_are_sorted_as_wished),
 		test(inside_a_client_are_its_namespaces_and_inside_a_namespace_its_clients),
