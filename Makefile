@@ -194,6 +194,10 @@ $(BUILD)/test/%: $(BUILD)/fault/tests/unit/%.o $(BUILD)/fault/unit.a $(BUILD)/fa
 $(BUILD)/test/%: $(BUILD)/obj/tests/system/%.o $(BUILD)/obj/system.a $(CLIENT_A)
 	$(call test_program,$(call pkg,uuid jansson libsodium) $(ATTN_LIBS))
 
+# kvctl replay's part of it is kvctl's
+$(BUILD)/test/test_traced: $(BUILD)/obj/tests/system/test_traced.o $(BUILD)/obj/system.a $(BUILD)/obj/kvctl.a $(CLIENT_A)
+	$(call test_program,$(call pkg,uuid) $(KVCTL_LIBS) $(ATTN_LIBS))
+
 # One file a benchmark of its own, peers that are not installed simply not built.
 $(BUILD)/test/prog_%: $(BUILD)/obj/tests/system/prog_%.o $(BUILD)/libkvpool.a $(BUILD)/libkvattn.a
 	@mkdir -p $(@D)

@@ -19,6 +19,7 @@
 #include "block.h"
 #include "crash.h"
 #include "daemon.h"
+#include "fault.h"
 #include "guard.h"
 #include "kvpool_stdio.h"
 #include "log.h"
@@ -64,7 +65,8 @@ static void beat_ring(struct loop_timer *timer)
 	/* a beat comes as late as the turn before it was long */
 	if (late_us > atomic_load_explicit(&d->pool.stats->counters.loop_max_us, memory_order_relaxed))
 		gauge_set(&d->pool.stats->counters.loop_max_us, late_us);
-	atomic_store_explicit(&d->pool.header->tick, (uint32_t)(now / BEAT_NS), memory_order_relaxed);
+	if (!FAULT_INT("clock.still", 0)) /* else it is for a test to say how late it is */
+		atomic_store_explicit(&d->pool.header->tick, (uint32_t)(now / BEAT_NS), memory_order_relaxed);
 	atomic_store_explicit(&d->pool.header->heartbeat_ns, now, memory_order_relaxed);
 	gauge_set(&d->pool.stats->counters.meta_bytes, d->pool.meta_bytes);
 	if (log_lost() != beat->log_lost) {
@@ -218,6 +220,7 @@ static int daemon_start(struct daemon *d, char message[256])
 		crash_tell_last(d->pool.header, d->pool.before.daemon_pid);
 	daemon_tell_rest(&d->pool, &d->config);
 	randombytes_buf(&d->policy_seed, sizeof(d->policy_seed));
+	d->policy_seed = (uint64_t)FAULT_INT("policy.seed", (int64_t)d->policy_seed);
 	atomic_store(&d->pool.header->tick, (uint32_t)(loop_now() / BEAT_NS));
 	d->old_io = d->pool.found && pool_old_io(&d->pool);
 	if ((r = slab_start(d, message)) < 0 || (r = ns_start(d, message)) < 0 || (r = session_start(d, message)) < 0)

@@ -54,6 +54,7 @@ struct replay_options {
 	double budget; /* ADMIT_CHANCE: share of what is offered */
 	uint64_t seed; /* which hints are wrong */
 	uint32_t *found; /* filled: blocks found in memory, by request; NULL: not wanted */
+	uint8_t *hints; /* filled: what was said of each request; likewise */
 };
 
 struct replay_result {

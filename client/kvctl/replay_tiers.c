@@ -385,6 +385,8 @@ static int replay_play(struct replay *replay, const uint8_t *hints, float *took)
 {
 	const struct replay_trace *trace = replay->trace;
 
+	if (replay->options->hints)
+		memcpy(replay->options->hints, hints, trace->n_requests);
 	for (uint64_t r = 0; r < trace->n_requests; r++) {
 		const struct replay_request *request = &trace->requests[r];
 		uint64_t begin, before = replay->result->pool_hits;

@@ -315,7 +315,7 @@ static void a_daemon_driven_with_a_trace_finds_what_replay_says_or_learns_to_fin
 	fclose(d->trace);
 	assert_int_equal(atomic_load(&host_ns_row(&d->host, d->ns.id)->counters.published), ROOM - d->gave_back);
 	assert_int_equal(atomic_load(&host_ns_row(&d->host, d->ns.id)->counters.policy), learned ? 2 : 0);
-	/* which keys are sampled, and so when it begins to lead, is the daemon's own: test_replay_daemon.c compares that too */
+	/* by its own clock, and so when it begins to lead is the daemon's own: test_traced.c compares line for line */
 	said = replayed(d, "lru");
 	print_message("%s: %lu blocks found, by replay lru %lu\n", policy, (unsigned long)d->hits, (unsigned long)said);
 	assert_true(d->hits >= said - said / 50 && (learned || d->hits <= said + said / 50));
