@@ -3,9 +3,9 @@
  *
  * Blocks of a set are in lists by class, used last first, and of one request its first block first.  One that comes in and is worth less than all
  * that might go for it is in a list of its own, until it is used again: it had to come in, for its writer holds it, and is the first to go.
- * Else what goes is the tail of one of these lists,
- * the one whose memory is worth least by the learner's tables, or a leaf below it.  While it does not lead its caller goes by least recent use;
- * the lists stay as they are.  See kvpool_policy.h.
+ * Else what goes is the tail of one of these lists, the one whose memory is worth least by the learner's tables, or a leaf below it.  What could
+ * not go, for it is in use, stands aside for a moment with all it hangs below, or it would be named again and again.  While the order does not
+ * lead its caller goes by least recent use; the lists stay as they are.  See kvpool_policy.h.
  */
 #include "policy_parts.h"
 
@@ -21,13 +21,15 @@
 #define STEP \
 	16u /* blocks of a chain between one step of fetching a node and the next; before the first one numbers wrap */
 #define CHILDREN_LOOKED_AT 8u
-#define FIRST_LOOKS 8u /* of the first to go that may be in use, then others are named */
+#define HELD_S 0.25 /* what could not go is not named again for so long */
+#define BACK 64u /* of those, back among the others with each that is named */
 #define CHILDREN_PASSED 4096u /* that are not in the set */
 #define TRIMMED 64u /* blocks a shadow that is too large lets go with a request */
 
 #define FIRST_TO_GO CLASSES /* the list behind those of the classes */
-#define LISTS (CLASSES + 1)
-#define REQUESTS ((1u << 30) - 1)
+#define HELD (CLASSES + 1) /* and what could not go, looked at last first */
+#define LISTS (CLASSES + 2)
+#define REQUESTS ((1u << 29) - 1)
 
 struct set {
 	uint32_t head[LISTS], tail[LISTS];
@@ -52,7 +54,6 @@ struct learned {
 	uint32_t *chain; /* nodes of the last request */
 	uint64_t n_chain, room;
 	bool full; /* what is in had to make room */
-	unsigned deferred; /* of the first to go, since the last request */
 	double lead, variance; /* hits ahead of least recent use, decayed, and their squares */
 	uint64_t switches;
 };
@@ -66,7 +67,11 @@ static bool set_has(const struct set *set, const struct node *node)
 
 static unsigned set_list(const struct set *set, const struct node *node)
 {
-	return !set->by_class ? 0 : node->first >> set->bit & 1 ? FIRST_TO_GO : node->class;
+	if (!set->by_class)
+		return 0;
+	if (node->held && set->bit == SET_MEMORY)
+		return HELD;
+	return node->first >> set->bit & 1 ? FIRST_TO_GO : node->class;
 }
 
 static void set_unlink(struct learned *l, struct set *set, uint32_t i)
@@ -121,6 +126,8 @@ static void set_take(struct learned *l, struct set *set, uint32_t i)
 	me->in &= (uint8_t) ~(1u << set->bit);
 	if (set->bit < TREES)
 		me->first &= (uint8_t) ~(1u << set->bit) & 3;
+	if (set->bit == SET_MEMORY)
+		me->held = 0;
 	set->n--;
 	if (me->parent && set->bit < TREES)
 		l->blocks.kin[me->parent].children[set->bit]--;
@@ -249,7 +256,6 @@ static void learned_end_request(struct learned *l)
 		if (!l->blocks.node[l->chain[k - 1]].in)
 			blocks_forget(&l->blocks, l->chain[k - 1]);
 	l->n_chain = 0;
-	l->deferred = 0;
 	for (unsigned s = 0; s < SETS; s++)
 		memset(l->set[s].last, 0, sizeof(l->set[s].last));
 }
@@ -303,6 +309,7 @@ static void learned_touch(struct learned *l, uint32_t i, unsigned match, double 
 		if (set_has(&l->set[s], node))
 			set_unlink(l, &l->set[s], i);
 	node->first = 0;
+	node->held = 0;
 	node->uses += node->uses < USES_MAX;
 	node->class = learner_class(node->uses, match, hint) & 127;
 	node->stamp = stamp_of(now);
@@ -331,9 +338,9 @@ static uint64_t set_relink(struct learned *l, struct set *set)
 }
 
 /* What goes next: a leaf. 0: there is none. */
-static uint32_t set_victim(const struct learned *l, struct set *set, unsigned lists, double now)
+static uint32_t set_victim(const struct learned *l, struct set *set, double now)
 {
-	uint32_t least = set_least(l, set, lists, now, &set->went);
+	uint32_t least = set_least(l, set, HELD, now, &set->went);
 
 	return least ? set_leaf(l, set, least, now) : 0;
 }
@@ -342,7 +349,7 @@ static uint32_t set_victim(const struct learned *l, struct set *set, unsigned li
 static bool set_room(struct learned *l, struct set *set, uint64_t n, unsigned most, double now)
 {
 	for (; set->n + n > l->capacity && most; most--) {
-		uint32_t i = set_victim(l, set, LISTS, now);
+		uint32_t i = set_victim(l, set, now);
 
 		if (!i)
 			return false;
@@ -473,10 +480,27 @@ void learned_remove(struct learned *l, const struct kvp_key *key)
 		set_take(l, &l->set[SET_MEMORY], i);
 }
 
+/* Long enough ago that it could not go: among the others again. */
+static void learned_take_back(struct learned *l, double now)
+{
+	struct set *set = &l->set[SET_MEMORY];
+
+	for (unsigned n = 0; n < BACK && set->tail[HELD] && stamp_age(set->tail_stamp[HELD], now) >= HELD_S; n++) {
+		uint32_t i = set->tail[HELD];
+
+		set_unlink(l, set, i);
+		l->blocks.node[i].held = 0;
+		set_link(l, set, i, 0);
+	}
+}
+
 bool learned_victim(struct learned *l, double now, struct kvp_key *key)
 {
-	uint32_t i = set_victim(l, &l->set[SET_MEMORY], l->deferred < FIRST_LOOKS ? LISTS : CLASSES, now);
+	struct set *set = &l->set[SET_MEMORY];
+	uint32_t i;
 
+	learned_take_back(l, now);
+	i = set_victim(l, set, now);
 	l->full = true;
 	if (!i)
 		return false;
@@ -486,14 +510,20 @@ bool learned_victim(struct learned *l, double now, struct kvp_key *key)
 
 void learned_defer(struct learned *l, const struct kvp_key *key, double now)
 {
-	uint32_t i = blocks_find(&l->blocks, key);
+	struct set *set = &l->set[SET_MEMORY];
+	uint32_t i = blocks_find(&l->blocks, key), stamp = stamp_of(now);
 
-	if (!i || !set_has(&l->set[SET_MEMORY], &l->blocks.node[i]))
-		return;
-	l->deferred += set_list(&l->set[SET_MEMORY], &l->blocks.node[i]) == FIRST_TO_GO;
-	set_unlink(l, &l->set[SET_MEMORY], i);
-	l->blocks.node[i].stamp = stamp_of(now);
-	set_link(l, &l->set[SET_MEMORY], i, 0);
+	/* nor can what it hangs below: named, that would lead to it again */
+	for (; i && set_has(set, &l->blocks.node[i]); i = l->blocks.node[i].parent) {
+		struct node *node = &l->blocks.node[i];
+
+		if (node->held && node->stamp == stamp)
+			return;
+		set_unlink(l, set, i);
+		node->held = 1;
+		node->stamp = stamp;
+		set_link(l, set, i, 0);
+	}
 }
 
 /* ---- what is known of a block ---- */

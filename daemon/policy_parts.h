@@ -84,7 +84,8 @@ struct node {
 		uint32_t prev, next;
 	} link[SETS];
 	uint32_t stamp; /* of its last use */
-	uint32_t request : 30; /* the last that named it */
+	uint32_t request : 29; /* the last that named it */
+	uint32_t held : 1; /* in memory, and could not go when it was looked at */
 	uint32_t first : TREES; /* bits: sets in which it is one of the first to go */
 	uint16_t ring; /* learner_touch()'s */
 	uint16_t uses : 6; /* at most USES_MAX */

@@ -87,7 +87,7 @@ void learned_remove(struct learned *l, const struct kvp_key *key);
 /** learned_victim() - what goes next: a leaf; and none of the last request, but for what came in worth less than all that could go
  *  for it. Stays in. Return: false: there is none. */
 bool learned_victim(struct learned *l, double now, struct kvp_key *key);
-/** learned_defer() - that one cannot go now, it is in use: others are named first */
+/** learned_defer() - that one cannot go now, it is in use: neither it nor what it hangs below is named for a moment */
 void learned_defer(struct learned *l, const struct kvp_key *key, double now);
 /** learned_chance() - that it is used again within @horizon_s, by what is known of it; of a stranger, that of a new one */
 double learned_chance(struct learned *l, const struct kvp_key *key, double now, double horizon_s);

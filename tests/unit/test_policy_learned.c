@@ -352,6 +352,43 @@ static void uses_are_remembered_after_a_block_went(void **state)
 	done_with(f);
 }
 
+static void assert_goes(struct learned *l, double now, const struct kvp_key *expected)
+{
+	struct kvp_key key;
+
+	assert_true(learned_victim(l, now, &key));
+	assert_memory_equal(&key, expected, sizeof(key));
+}
+
+static void what_is_in_use_stands_aside_with_all_it_hangs_below(void **state)
+{
+	struct learned *l = learned_new(8, false, 0);
+	struct kvp_key chain[3] = {key_of(0, 3), key_of(0, 4), key_of(0, 5)}, other = key_of(1, 3), last = key_of(2, 3);
+	struct kvp_key key;
+
+	(void)state;
+	assert_int_equal(learned_request(l, chain, 3, 1, POLICY_HINT_NONE), 0);
+	for (unsigned k = 0; k < 3; k++)
+		assert_int_equal(learned_insert(l, &chain[k], k ? &chain[k - 1] : NULL, 1), 0);
+	assert_int_equal(learned_request(l, &other, 1, 50, POLICY_HINT_NONE), 0);
+	assert_int_equal(learned_insert(l, &other, NULL, 50), 0);
+	assert_int_equal(learned_request(l, &last, 1, 100, POLICY_HINT_NONE), 0);
+	assert_int_equal(learned_insert(l, &last, NULL, 100), 0);
+	assert_goes(l, 100, &chain[2]);
+	learned_defer(l, &chain[2], 100);
+	assert_goes(l, 100, &other);
+	learned_defer(l, &other, 100);
+	assert_false(learned_victim(l, 100.1, &key)); /* what is left is of the last request */
+	assert_goes(l, 102, &chain[2]); /* a moment later */
+	learned_remove(l, &chain[2]);
+	learned_defer(l, &chain[1], 102);
+	assert_int_equal(learned_request(l, chain, 2, 102, POLICY_HINT_NONE), 2); /* used: among the others at once */
+	learned_remove(l, &other);
+	assert_int_equal(learned_request(l, &last, 1, 102, POLICY_HINT_NONE), 1);
+	assert_goes(l, 102, &chain[1]);
+	learned_free(l);
+}
+
 static void keys_that_name_each_other_as_parents_make_no_loop(void **state)
 {
 	struct learned *l = learned_new(10, false, 0);
@@ -539,6 +576,7 @@ int main(void)
 		cmocka_unit_test(in_a_large_pool_ages_are_learned_at_which_blocks_come_back_there),
 		cmocka_unit_test(ages_are_half_powers_of_two),
 		cmocka_unit_test(uses_are_remembered_after_a_block_went),
+		cmocka_unit_test(what_is_in_use_stands_aside_with_all_it_hangs_below),
 		cmocka_unit_test(keys_that_name_each_other_as_parents_make_no_loop),
 		cmocka_unit_test(a_chain_that_names_a_key_twice_is_none),
 		cmocka_unit_test(a_capacity_that_changes_keeps_what_is_in),
