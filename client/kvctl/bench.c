@@ -211,7 +211,8 @@ static int bench_run_self(struct bench *bench, const struct bench_kind *kind, un
 	sigprocmask(SIG_BLOCK, &ends, &old);
 	prctl(PR_SET_CHILD_SUBREAPER, 1); /* what the child leaves is ours to end */
 	r = kind->own ? bench_daemon_make(&bench->own)
-		      : bench_daemon_start(&daemon, bench_pool_fit(kind->pool_bytes), kind->spill_bytes, depth);
+		      : bench_daemon_start(
+				&daemon, bench->device, bench_pool_fit(kind->pool_bytes), kind->spill_bytes, depth);
 	if (r) {
 		sigprocmask(SIG_SETMASK, &old, NULL);
 		return r;
@@ -267,12 +268,14 @@ int bench_command(int argc, char **argv)
 {
 	static const struct option longs[] = {OPTION_POOL, OPTION_JSON, {"self", no_argument, NULL, 'S'},
 		{"pairs", required_argument, NULL, 'p'}, {"depth", required_argument, NULL, 'D'},
-		{"records", required_argument, NULL, 'R'}, OPTION_LAST};
+		{"records", required_argument, NULL, 'R'}, {"device", required_argument, NULL, 'B'},
+		{"size", required_argument, NULL, 'Y'}, OPTION_LAST};
 	struct options options = {.command = "bench", .longs = longs, .argc = argc, .argv = argv, .max_rest = 1};
 	struct bench *bench = mmap(NULL, sizeof(*bench), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	const struct bench_kind *kind;
+	const char *device = NULL;
 	bool self = false;
-	uint64_t pairs = 10, depth = 0, records = 1000000;
+	uint64_t size = 0, pairs = 10, depth = 0, records = 1000000;
 	struct pool pool;
 	int c, r;
 
@@ -283,6 +286,10 @@ int bench_command(int argc, char **argv)
 	while ((c = option_next(&options)) >= 0)
 		if (c == 'S')
 			self = true;
+		else if (c == 'B')
+			device = optarg;
+		else if (c == 'Y' && quantity_parse_bytes(optarg, &size) < 0)
+			return option_exit(option_wrong(&options, "--size", optarg, "a size: use 64K, 2M"));
 		else if (c == 'D' && quantity_parse_count(optarg, 1, 256, &depth) < 0)
 			return option_exit(option_wrong(&options, "--depth", optarg, "a number from 1 to 256"));
 		else if (c == 'R' && quantity_parse_count(optarg, 1000, 1u << 28, &records) < 0)
@@ -296,7 +303,13 @@ int bench_command(int argc, char **argv)
 		complain("bench: name one of pin, publish, share, spill, start, attn, sparse; see kvctl help bench");
 		return KVCTL_USAGE;
 	}
+	if (device && (!self || strcmp(kind->name, "spill"))) {
+		complain("bench: --device is for spill, with --self: what is on it is written over");
+		return KVCTL_USAGE;
+	}
 	bench->json = options.json;
+	bench->device = device;
+	bench->size = size;
 	bench->pairs = (unsigned)pairs;
 	bench->depth = (unsigned)depth;
 	bench->records = records;

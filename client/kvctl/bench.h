@@ -31,7 +31,8 @@ struct bench_row {
 /* A daemon of our own, for --self. */
 struct bench_daemon {
 	int pid;
-	char dir[64]; /* socket, log and spill store */
+	char dir[64]; /* socket, log and spill store, */
+	const char *device; /* or that is here; NULL */
 	char socket[96];
 	char name[32];
 };
@@ -39,6 +40,8 @@ struct bench_daemon {
 struct bench {
 	char socket[KVP_SOCKET_MAX];
 	char spill_dir[256]; /* of the daemon, ""; for the yardstick of the disk */
+	const char *device; /* with --self: a device of ours, written over, the store of the daemon first; or NULL */
+	uint64_t size; /* spill: of blocks; 0: all of them */
 	uint64_t pool_bytes;
 	uint64_t spill_bytes; /* capacity of its store */
 	bool json;
@@ -65,8 +68,9 @@ int bench_attn(struct bench *bench);
 int bench_sparse(struct bench *bench);
 int bench_start(struct bench *bench);
 
-/** bench_daemon_start() - @spill_bytes 0: no store; @depth: its transfers at once, 0: as it likes. Return: 0; KVCTL_FAILED (said). */
-int bench_daemon_start(struct bench_daemon *daemon, uint64_t pool_bytes, uint64_t spill_bytes, unsigned depth);
+/** bench_daemon_start() - @device: for its store, or NULL; @spill_bytes 0: no store; @depth: its transfers at once, 0: as it likes. Return: 0; KVCTL_FAILED (said). */
+int bench_daemon_start(
+	struct bench_daemon *daemon, const char *device, uint64_t pool_bytes, uint64_t spill_bytes, unsigned depth);
 /* The same in steps. */
 /** bench_daemon_make() - its directory and names. Return: 0; KVCTL_FAILED (said). */
 int bench_daemon_make(struct bench_daemon *daemon);
@@ -95,9 +99,11 @@ double bench_ring_us(const char *file, bool write, uint64_t block_bytes, unsigne
 
 /** bench_fio_there() - is fio installed? */
 bool bench_fio_there(void);
-/** bench_fio_speed() - MB/s of @bytes of @file in pieces of @block_bytes, @depth at once; writes with their flush. 0: it failed. */
-double bench_fio_speed(const char *file, bool write, uint64_t block_bytes, unsigned depth, uint64_t bytes);
+/** bench_fio_speed() - MB/s of @bytes of @file from @off on in pieces of @block_bytes, @depth at once; writes with their flush.
+ *  0: it failed. */
+double bench_fio_speed(
+	const char *file, uint64_t off, bool write, uint64_t block_bytes, unsigned depth, uint64_t bytes);
 /** bench_fio_p99_us() - of reads one after the other, a pause of a millisecond between: no limit of the device's is met */
-double bench_fio_p99_us(const char *file, uint64_t block_bytes, uint64_t bytes);
+double bench_fio_p99_us(const char *file, uint64_t off, uint64_t block_bytes, uint64_t bytes);
 
 #endif

@@ -51,7 +51,7 @@ bool bench_fio_there(void)
 	return system("command -v fio >/dev/null 2>&1") == 0;
 }
 
-double bench_fio_speed(const char *file, bool write, uint64_t block_bytes, unsigned depth, uint64_t bytes)
+double bench_fio_speed(const char *file, uint64_t off, bool write, uint64_t block_bytes, unsigned depth, uint64_t bytes)
 {
 	char arguments[800];
 	const json_t *side;
@@ -59,8 +59,10 @@ double bench_fio_speed(const char *file, bool write, uint64_t block_bytes, unsig
 	json_t *json;
 
 	snprintf(arguments, sizeof(arguments),
-		"--name=b --filename='%s' --rw=%s --bs=%" PRIu64 " --iodepth=%u --size=%" PRIu64 "%s", file,
-		write ? "write" : "read", block_bytes, depth, bytes, write ? " --overwrite=1 --end_fsync=1" : "");
+		"--name=b --filename='%s' --offset=%" PRIu64 " --rw=%s --bs=%" PRIu64 " --iodepth=%u --size=%" PRIu64
+		"%s",
+		file, off, write ? "write" : "read", block_bytes, depth, bytes,
+		write ? " --overwrite=1 --end_fsync=1" : "");
 	json = fio_run(arguments);
 	side = json_object_get(fio_job(json, 0), write ? "write" : "read");
 	ms = json_number_value(json_object_get(side, "runtime"));
@@ -71,7 +73,7 @@ double bench_fio_speed(const char *file, bool write, uint64_t block_bytes, unsig
 	return ms > 0 ? moved / 1e3 / ms : 0;
 }
 
-double bench_fio_p99_us(const char *file, uint64_t block_bytes, uint64_t bytes)
+double bench_fio_p99_us(const char *file, uint64_t off, uint64_t block_bytes, uint64_t bytes)
 {
 	char arguments[800];
 	const json_t *list;
@@ -79,9 +81,9 @@ double bench_fio_p99_us(const char *file, uint64_t block_bytes, uint64_t bytes)
 	json_t *json;
 
 	snprintf(arguments, sizeof(arguments),
-		"--filename='%s' --bs=%" PRIu64 " --size=%" PRIu64
+		"--filename='%s' --offset=%" PRIu64 " --bs=%" PRIu64 " --size=%" PRIu64
 		" --time_based --runtime=2 --name=r --rw=randread --iodepth=1 --thinktime=1000",
-		file, block_bytes, bytes);
+		file, off, block_bytes, bytes);
 	json = fio_run(arguments);
 	list = json_object_get(json_object_get(json_object_get(fio_job(json, 0), "read"), "clat_ns"), "percentile");
 	ns = json_number_value(json_object_get(list, "99.000000"));

@@ -62,13 +62,13 @@ static void log_tail(const char *path, char *text, size_t room)
 
 static void daemon_exec(const struct bench_daemon *daemon, uint64_t pool_bytes, uint64_t spill_bytes, unsigned depth)
 {
-	char path[PATH_MAX], pool[32], spill[128], depth_text[16], log[128];
+	char path[PATH_MAX], pool[32], spill[PATH_MAX], depth_text[16], log[128];
 	sigset_t none;
 	int fd;
 
 	snprintf(log, sizeof(log), "%s/log", daemon->dir);
 	snprintf(pool, sizeof(pool), "%" PRIu64, pool_bytes);
-	snprintf(spill, sizeof(spill), "%s:%" PRIu64, daemon->dir, spill_bytes);
+	snprintf(spill, sizeof(spill), "%s:%" PRIu64, daemon->device ? daemon->device : daemon->dir, spill_bytes);
 	snprintf(depth_text, sizeof(depth_text), "%u", depth ? depth : 32);
 	prctl(PR_SET_PDEATHSIG, SIGTERM); /* nobody else would end it */
 	sigemptyset(&none);
@@ -79,7 +79,7 @@ static void daemon_exec(const struct bench_daemon *daemon, uint64_t pool_bytes, 
 	unsetenv("NOTIFY_SOCKET");
 	execlp(program_path("kvpoold", path), "kvpoold", "--socket", daemon->socket, "--name", daemon->name, "--pool",
 		pool, "--spill", spill_bytes ? spill : "off", "--spill-depth", depth_text, "--spill-compress", "none",
-		"--spill-scrub", "0", "--log-level", "err",
+		"--spill-scrub", "0", "--log-level", "err", daemon->device ? "--namespace-dir" : NULL, daemon->dir,
 		(char *)NULL); /* fio neither compresses nor reads what is cold beside */
 	fprintf(stderr, "cannot run %s: %s\n", path, strerror(errno));
 	_exit(127);
@@ -189,12 +189,14 @@ int bench_daemon_run(struct bench_daemon *daemon, uint64_t pool_bytes, uint64_t 
 	return KVCTL_FAILED;
 }
 
-int bench_daemon_start(struct bench_daemon *daemon, uint64_t pool_bytes, uint64_t spill_bytes, unsigned depth)
+int bench_daemon_start(
+	struct bench_daemon *daemon, const char *device, uint64_t pool_bytes, uint64_t spill_bytes, unsigned depth)
 {
 	int r = bench_daemon_make(daemon);
 
 	if (r)
 		return r;
+	daemon->device = device;
 	bench_say("starting a daemon with a pool of %" PRIu64 " MiB ...", pool_bytes >> 20);
 	r = bench_daemon_run(daemon, pool_bytes, spill_bytes, depth);
 	if (r)

@@ -48,7 +48,8 @@ static const uint64_t sizes[] = {64 * KIB, 256 * KIB, MIB, 2 * MIB};
 struct spill_bench {
 	struct bench *bench;
 	struct load load;
-	char file[320]; /* fio's */
+	char file[320]; /* fio's, */
+	uint64_t file_off; /* from there on */
 	uint64_t most; /* bytes of the longest pass */
 	uint64_t volume; /* of the pass that is taken */
 	bool fio;
@@ -171,13 +172,13 @@ static int our_pass(struct spill_bench *s, uint64_t block_bytes, double speed[2]
 static void fio_pass(const struct spill_bench *s, uint64_t block_bytes, double speed[2])
 {
 	for (unsigned side = 0; side < 2 && s->fio; side++)
-		speed[side] = bench_fio_speed(s->file, side == 0, block_bytes, s->bench->depth, s->volume);
+		speed[side] = bench_fio_speed(s->file, s->file_off, side == 0, block_bytes, s->bench->depth, s->volume);
 }
 
 /* fio's buffers stay in a cache, for small blocks; those of a pool do not, and have a header. */
 static void ring_pass(const struct spill_bench *s, uint64_t block_bytes, double us[2])
 {
-	for (unsigned side = 0; side < 2 && s->fio && block_bytes < RING_BELOW; side++)
+	for (unsigned side = 0; side < 2 && s->fio && !s->file_off && block_bytes < RING_BELOW; side++)
 		us[side] = bench_ring_us(s->file, side == 0, block_bytes, s->bench->depth, s->volume);
 }
 
@@ -382,14 +383,14 @@ static int latency_measure(struct spill_bench *s)
 		write_for_ever(s->bench);
 	beside = restore_p99_us(s);
 	if (s->fio)
-		fio_beside = bench_fio_p99_us(s->file, LATENCY_BLOCK, s->volume);
+		fio_beside = bench_fio_p99_us(s->file, s->file_off, LATENCY_BLOCK, s->volume);
 	if (pid > 0) {
 		kill(pid, SIGKILL);
 		waitpid(pid, NULL, 0);
 	}
 	load_close(&s->load);
 	if (s->fio && bench_ask_daemon(s->bench->socket, KVP_MSG_DRAIN) == 0)
-		fio_alone = bench_fio_p99_us(s->file, LATENCY_BLOCK, s->volume);
+		fio_alone = bench_fio_p99_us(s->file, s->file_off, LATENCY_BLOCK, s->volume);
 	if (alone <= 0 || beside <= 0) {
 		bench_say("restores beside writes left out: too few blocks came back, the load had written over them");
 		return 0;
@@ -412,22 +413,37 @@ static void cpu_row(struct spill_bench *s)
 
 	if (ns_per_byte <= 0)
 		return;
-	bench_row(s->bench, "cores", ns_per_byte - s->hash_ns_per_byte, "limit", CPU_LIMIT, 1,
-		"CPU a GB/s x %u, beside the checksum's %.2f", s->bench->depth, s->hash_ns_per_byte);
+	/* the limit is of all sizes together */
+	bench_row(s->bench, "cores", ns_per_byte - s->hash_ns_per_byte, "limit", CPU_LIMIT,
+		s->bench->size ? BENCH_NO_TARGET : 1, "CPU a GB/s x %u, beside the checksum's %.2f", s->bench->depth,
+		s->hash_ns_per_byte);
 }
 
 int bench_spill(struct bench *bench)
 {
 	struct spill_bench s = {.bench = bench, .fio = bench_fio_there(), .next_key = 1};
 	struct pool pool;
+	bool known = !bench->size;
 	struct stat st;
 	int r;
 
+	for (unsigned i = 0; i < N_SIZES; i++)
+		known |= sizes[i] == bench->size;
+	if (!known) {
+		complain("bench: --size is one of 64K, 256K, 1M and 2M");
+		return KVCTL_USAGE;
+	}
 	if (!bench->spill_dir[0]) {
 		complain("bench: this daemon has no spill store: start it with --spill DIR:SIZE, or use --self");
 		return KVCTL_FAILED;
 	}
-	if (stat(bench->spill_dir, &st) == 0 && S_ISBLK(st.st_mode) && s.fio) {
+	if (bench->device) { /* behind the store */
+		snprintf(s.file, sizeof(s.file), "%s", bench->spill_dir);
+		s.file_off = bench->spill_bytes;
+	} else {
+		snprintf(s.file, sizeof(s.file), "%s/kvctl-bench-%d", bench->spill_dir, (int)getpid());
+	}
+	if (!bench->device && stat(bench->spill_dir, &st) == 0 && S_ISBLK(st.st_mode) && s.fio) {
 		bench_say("no yardstick is taken: fio would write over the store on %s", bench->spill_dir);
 		s.fio = false;
 	} else if (!s.fio)
@@ -440,17 +456,19 @@ int bench_spill(struct bench *bench)
 	s.pid = pool.header.daemon_pid;
 	s.volume = s.most = pass_volume(bench);
 	s.hash_ns_per_byte = hash_cost();
-	snprintf(s.file, sizeof(s.file), "%s/kvctl-bench-%d", bench->spill_dir, (int)getpid());
 	r = fill_store(&s);
 	for (unsigned i = 0; i < N_SIZES && !r; i++) {
+		if (bench->size && sizes[i] != bench->size)
+			continue;
 		r = size_measure(&s, sizes[i]);
 		if (!r)
 			r = bench_ask_daemon(bench->socket, KVP_MSG_EVICT);
 	}
 	if (!r)
 		cpu_row(&s);
-	if (!r && bench->depth == 32)
+	if (!r && bench->depth == 32 && !bench->size)
 		r = latency_measure(&s);
-	unlink(s.file);
+	if (!bench->device)
+		unlink(s.file);
 	return r;
 }

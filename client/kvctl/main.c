@@ -97,7 +97,8 @@ static const struct command commands[] = {
 		"  --write-budget F  chance: so much of what is offered (0.25)\n"
 		"  --sweep         hits over sizes, beside lru and the optimum\n" JSON_HELP},
 	{"bench", bench_command,
-		"pin|publish|share|spill|start|attn|sparse [--json] [--self] [--pairs N] [--depth N] [--records N]",
+		"pin|publish|share|spill|start|attn|sparse [--json] [--self] [--pairs N] [--depth N] [--size SIZE]\n"
+		"        [--device DEVICE] [--records N]",
 		"measure beside yardsticks",
 		POOL_HELP JSON_HELP
 		"  --self          start a daemon for it, and remove everything afterwards; takes of /dev/shm\n"
@@ -107,6 +108,8 @@ static const struct command commands[] = {
 		"                  start take minutes\n"
 		"  --pairs N       spill: rounds of ours and of fio (10)\n"
 		"  --depth N       spill: so many at once only (--self: 1, 8 and 32)\n"
+		"  --size SIZE     spill: blocks of that size only (64K, 256K, 1M, 2M)\n"
+		"  --device DEVICE spill, --self: on that block device, which is written over; 2.2G at least\n"
 		"  --records N     start: so many in the store (1000000)\n"},
 };
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
