@@ -157,7 +157,7 @@ static unsigned bar_width(const struct pen *pen)
 {
 	unsigned columns = pen->frame->columns;
 
-	return columns >= 120 ? 60 : columns >= 70 ? 30 : columns >= 50 ? 16 : 8;
+	return columns >= 120 ? 60 : columns >= 70 ? 26 : columns >= 50 ? 16 : 8;
 }
 
 static void draw_title(struct pen *pen, const struct top_data *data, const struct top_wish *wish)

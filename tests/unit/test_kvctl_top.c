@@ -166,8 +166,8 @@ static void the_largest_figures_fit_into_80_columns(void **state)
 	c->spill_live_bytes = c->spill_used_bytes = c->spill_read_bytes = c->spill_write_bytes = 1022ull << 30;
 	c->spill_in_flight = 256;
 	c->spill_read_queue = 1023ull << 20;
-	f->data.now.ns[0].counters.tokens_ram = 99000000000;
-	f->data.now.ns[0].counters.lookups = 99000000000;
+	f->data.now.ns[0].counters.tokens_ram = 99900000000;
+	f->data.now.ns[0].counters.lookups = 99900000000;
 	for (unsigned i = 0; i < 2; i++) {
 		f->data.has_before = i;
 		assert_shows(shown(f, 24, 80), " queued ");
