@@ -22,6 +22,7 @@
 	16u /* blocks of a chain between one step of fetching a node and the next; before the first one numbers wrap */
 #define CHILDREN_LOOKED_AT 8u
 #define HELD_S 0.25 /* what could not go is not named again for so long */
+#define HELD_STEP 16u /* stamps: no more often is all looked up that a block hangs below */
 #define BACK 64u /* of those, back among the others with each that is named */
 #define CHILDREN_PASSED 4096u /* that are not in the set */
 #define TRIMMED 64u /* blocks a shadow that is too large lets go with a request */
@@ -511,7 +512,7 @@ bool learned_victim(struct learned *l, double now, struct kvp_key *key)
 void learned_defer(struct learned *l, const struct kvp_key *key, double now)
 {
 	struct set *set = &l->set[SET_MEMORY];
-	uint32_t i = blocks_find(&l->blocks, key), stamp = stamp_of(now);
+	uint32_t i = blocks_find(&l->blocks, key), stamp = stamp_of(now) & ~(HELD_STEP - 1);
 
 	/* nor can what it hangs below: named, that would lead to it again */
 	for (; i && set_has(set, &l->blocks.node[i]); i = l->blocks.node[i].parent) {
