@@ -23,7 +23,7 @@
 #define PUBLISH_WAIT_NS 2000000000ull /* a copied publish waits so long for a slot */
 #define JOBS_MAX 256 /* requests of one peer that wait */
 
-static void job_publish_step(struct job *job);
+static void job_publish(struct job *job);
 static void member_publish_on(struct member *member);
 static bool job_grant(struct job *job, bool late);
 
@@ -176,19 +176,17 @@ static void job_tell_wanted(struct job *job)
 
 static void job_answer_publish(struct job *job)
 {
-	struct member *member = job->member;
-
 	job_tell_wanted(job);
 	if (job->peer)
 		peer_answer(
 			job->peer, KVP_MSG_PUBLISH, job->id, 0, job->results, job->n * sizeof(*job->results), NULL, 0);
 	job_free(job);
-	member_publish_on(member);
 }
 
 static void job_deadline(struct loop_timer *timer)
 {
 	struct job *job = timer->owner;
+	struct member *member;
 
 	switch (job->kind) {
 	case JOB_RESERVE:
@@ -204,7 +202,9 @@ static void job_deadline(struct loop_timer *timer)
 			job->results[job->at].result = KVP_PUB_REJECTED;
 			gauge_add(&job->ns->row->counters.rejected, 1);
 		}
+		member = job->member;
 		job_answer_publish(job);
+		member_publish_on(member);
 		return;
 	case JOB_DRAIN:
 		job_answer_drain(job, true);
@@ -324,7 +324,7 @@ void tier_serve(struct ns *ns)
 		if (!tier_make_room(ns, 1, TOPOLOGY_ANY))
 			return;
 		job_leave_list(job);
-		job_publish_step(job);
+		job_publish(job);
 	}
 	tier_start_reads(ns);
 	if (ready && ns_room(ns) < ready)
@@ -371,8 +371,7 @@ static void job_copied(struct io_op *op, int64_t res)
 		job_free(job);
 		return;
 	}
-	member_publish_on(job->member);
-	job_publish_step(job);
+	job_publish(job);
 	tier_serve(ns);
 }
 
@@ -387,24 +386,6 @@ static bool job_is_ahead_of_parent(const struct job *job)
 		if (older->kind == JOB_PUBLISH && older->member == job->member)
 			return true;
 	return false;
-}
-
-/* An earlier one has come further, or has ended: those that waited for it, the oldest first.  A step may end jobs, and
- * then comes here too, so each look begins anew. */
-static void member_publish_on(struct member *member)
-{
-	struct job *all = &member->session->d->tier->jobs, *job = all->all_prev;
-
-	while (job != all && member->n_ahead) {
-		if (job->member != member || !job->ahead || job_is_ahead_of_parent(job)) {
-			job = job->all_prev;
-			continue;
-		}
-		job->ahead = false;
-		member->n_ahead--;
-		job_publish_step(job);
-		job = all->all_prev;
-	}
 }
 
 /* Go on with the items until one must wait: for its copy, or for a slot. */
@@ -451,6 +432,32 @@ static void job_publish_step(struct job *job)
 	job_answer_publish(job);
 }
 
+/* An earlier one has come further, or has ended: those that waited for it, the oldest first.  A step may end a
+ * job for which others waited, so each look begins anew. */
+static void member_publish_on(struct member *member)
+{
+	struct job *all = &member->session->d->tier->jobs, *job = all->all_prev;
+
+	while (job != all && member->n_ahead) {
+		if (job->member != member || !job->ahead || job_is_ahead_of_parent(job)) {
+			job = job->all_prev;
+			continue;
+		}
+		job->ahead = false;
+		member->n_ahead--;
+		job_publish_step(job);
+		job = all->all_prev;
+	}
+}
+
+static void job_publish(struct job *job)
+{
+	struct member *member = job->member;
+
+	job_publish_step(job);
+	member_publish_on(member);
+}
+
 void tier_publish_staged(
 	struct member *member, struct peer *peer, uint64_t msg_id, const struct kvp_wire_item *items, uint32_t n)
 {
@@ -474,7 +481,7 @@ void tier_publish_staged(
 	job->stage = member->stage;
 	if (job->stage)
 		job->stage->n_users++;
-	job_publish_step(job);
+	job_publish(job);
 }
 
 /* ---- who goes away ---- */

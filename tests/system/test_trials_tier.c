@@ -472,14 +472,18 @@ static void fill(struct kvp_ns *ns, uint64_t first, unsigned n)
 }
 
 /* @turn: no other may be the same: what fills the store has keys of its own. */
-static void rewrite(struct trial *t, struct tell *tell, unsigned turn)
+static void rewrite(struct trial *t, struct tell *tell, unsigned turn, bool after_kill)
 {
 	uint64_t other = (turn + 1) * 1000000ull, until = kvp_deadline_ms(60000);
 
 	for (uint64_t k = 0; k < REWRITTEN; k++) {
 		struct kvp_key key = wire_key(k);
 
-		assert_int_equal(trial_put(t->ns, &key, NULL, (turn & 1) * 500 + k, bytes_of(turn)), KVP_PUB_STORED);
+		int r = trial_put(t->ns, &key, NULL, (turn & 1) * 500 + k, bytes_of(turn));
+
+		/* after a kill a start may find again what the log had given up but not written over, and a reader bring it back
+		   before us: then it is wholly old */
+		assert_true(r == KVP_PUB_STORED || (r == KVP_PUB_EXISTS && after_kill));
 	}
 	fill(t->ns, other, 100); /* with readers that bring them back */
 	atomic_store(&tell->rest, 1);
@@ -511,7 +515,7 @@ static void a_key_written_again_and_again_is_read_wholly_old_or_wholly_new(void 
 	for (unsigned round = 0; round < 4; round++) {
 		trial_attach(t);
 		for (unsigned turn = 0; turn < 3; turn++)
-			rewrite(t, tell, 3 * round + turn);
+			rewrite(t, tell, 3 * round + turn, round && !turn);
 		host_kill(&t->host);
 		trial_start(t);
 		trial_detach(t);
@@ -578,7 +582,8 @@ static void what_could_not_be_written_is_never_found_and_the_failures_are_counte
 	assert_true(COUNTER(t, spill_write_errors) > 0);
 	assert_int_equal(COUNTER(t, spill_last_errno), 5);
 	assert_int_equal(TRIAL_KVCTL(t, stats, sizeof(stats), "stats"), 0);
-	assert_non_null(strstr(stats, "errno 5"));
+	/* as long as it is down, and once it is up again */
+	assert_true(strstr(stats, "errno 5") || strstr(stats, "last error 5 "));
 	trial_detach(t);
 	assert_int_equal(host_stop(&t->host), 0);
 	trial_memory_gone(t);
