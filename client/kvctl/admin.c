@@ -392,7 +392,7 @@ int resize_command(int argc, char **argv)
 /* Until it serves or time is up; the library's own back-off would make us late. */
 static int ping_wait(const char *socket, uint64_t deadline_ns, char *why, size_t room, uint64_t *took_ns)
 {
-	int r = -KVP_EDETACHED;
+	int r = -KVP_EDETACHED, before = 0;
 
 	do {
 		uint64_t now = now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000 : 0;
@@ -414,10 +414,14 @@ static int ping_wait(const char *socket, uint64_t deadline_ns, char *why, size_t
 		*took_ns = now_ns();
 		r = kvp_ping(client, now_ns() + SECOND_NS < deadline_ns ? deadline_ns : now_ns() + SECOND_NS);
 		*took_ns = now_ns() - *took_ns;
-		snprintf(why, room, "%s", r < 0 ? kvp_error(client) : "");
 		if (kvp_state(client, NULL) == KVP_INCOMPATIBLE)
 			r = -KVP_EVERSION;
+		if (before == -KVP_EQUOTA && now_ns() >= deadline_ns && (r == -KVP_EDETACHED || r == -KVP_ETIMEDOUT))
+			r = before; /* this try had no time: what the one before was told stands */
+		else
+			snprintf(why, room, "%s", r < 0 ? kvp_error(client) : "");
 		kvp_close(client);
+		before = r;
 		if (!r || r == -KVP_EVERSION || r == -KVP_EACCES || now_ns() >= deadline_ns)
 			return r;
 		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
