@@ -14,6 +14,17 @@ struct quad {
 	int8_t digits[QUAD];
 };
 
+/* The largest whole numbers of a query, whose two digits are signed, and of a step; what a product's upper half is worth. */
+#define FOURS_QUERY 32639.0f
+#define FOURS_STEP 32767.0f
+#define FOURS_UNIT (32768 / (FOURS_QUERY * FOURS_STEP))
+
+/* Of a row of whole numbers. */
+static size_t fours_row_bytes(const struct work *w)
+{
+	return attn_round_up(w->k_pad, 2 * LANES) * sizeof(int16_t);
+}
+
 /* What numbers up to @top are steps of, as digits_step(): with a digit less. */
 INLINE float fours_step(uint32_t top, float *inverse)
 {
@@ -23,39 +34,52 @@ INLINE float fours_step(uint32_t top, float *inverse)
 	return step * 0x1p8f;
 }
 
-/* Digits of 32 whole numbers of at most 15 bits and a sign: [quad][digit][4] */
-BYTES_INLINE void fours_store(int8_t *to, vec low, vec high)
+/* 32 numbers of at most 15 bits and a sign, a quarter has four of @low and four of @high. */
+BYTES_INLINE __m512i fours_packed(vec low, vec high)
 {
-	/* packed, a quarter has four numbers of @low and four of @high; digit p of a number is its byte p */
+	return _mm512_packs_epi32(_mm512_cvtps_epi32(low), _mm512_cvtps_epi32(high));
+}
+
+/* Their digits: [quad][digit][4] */
+BYTES_INLINE void fours_store(int8_t *to, __m512i packed)
+{
+	/* digit p of a number is its byte p */
 	static const uint8_t by_quad[64] = {0, 2, 4, 6, 1, 3, 5, 7, 16, 18, 20, 22, 17, 19, 21, 23, 32, 34, 36, 38, 33,
 		35, 37, 39, 48, 50, 52, 54, 49, 51, 53, 55, 8, 10, 12, 14, 9, 11, 13, 15, 24, 26, 28, 30, 25, 27, 29,
 		31, 40, 42, 44, 46, 41, 43, 45, 47, 56, 58, 60, 62, 57, 59, 61, 63};
 	const __m512i bias = _mm512_set1_epi16(0x80);
-	const __m512i packed = _mm512_packs_epi32(_mm512_cvtps_epi32(low), _mm512_cvtps_epi32(high));
 	const __m512i digits = _mm512_xor_si512(_mm512_add_epi16(packed, bias), bias);
 
 	_mm512_storeu_si512(to, _mm512_permutexvar_epi8(_mm512_loadu_si512(by_quad), digits));
 }
 
-/* Rows below 1, in w->q_step of what: [row][k_pad] */
+/* Rows as parts of their largest number, which is w->q_step: [row][k_pad], and as whole numbers */
 BYTES_TARGET static void fours_queries(const struct work *w)
 {
-	const uint32_t dim = w->part->call->geom.dim_k;
+	const uint32_t dim = w->part->call->geom.dim_k, rows_all = w->part->rows.n_heads * w->rows;
 	float *to = w->q;
 
-	for (uint32_t h = 0; h < w->part->rows.n_heads; h++)
-		for (uint32_t r = 0; r < w->rows; r++, to += w->k_pad) {
-			float *step = &w->q_step[h * w->rows + r], inverse;
-			__m512i top = _mm512_setzero_si512();
+	for (uint32_t r = 0; r < rows_all; r++, to += w->k_pad) {
+		int8_t *whole = w->q_digits + (size_t)r * fours_row_bytes(w);
+		__m512i top = _mm512_setzero_si512();
+		float largest;
 
-			memcpy(to, query_row(w, h, r), dim * sizeof(*to));
-			memset(to + dim, 0, (w->k_pad - dim) * sizeof(*to));
-			for (uint32_t d = 0; d < w->k_pad; d += LANES)
-				top = _mm512_max_epi32(top, magnitude_bits(vec_load(to + d)));
-			*step = digits_step((uint32_t)_mm512_reduce_max_epi32(top), &inverse) * 0x1p23f;
-			for (uint32_t d = 0; d < w->k_pad; d += LANES)
-				vec_store(to + d, vec_mul(vec_load(to + d), vec_set1(inverse * 0x1p-23f)));
+		memcpy(to, query_row(w, r / w->rows, r % w->rows), dim * sizeof(*to));
+		memset(to + dim, 0, (w->k_pad - dim) * sizeof(*to));
+		for (uint32_t d = 0; d < w->k_pad; d += LANES)
+			top = _mm512_max_epi32(top, magnitude_bits(vec_load(to + d)));
+		largest = half_float((uint32_t)_mm512_reduce_max_epi32(top));
+		w->q_step[r] = largest < INFINITY ? largest : NAN;
+		for (uint32_t d = 0; d < w->k_pad; d += LANES)
+			vec_store(to + d, vec_div(vec_load(to + d), vec_set1(largest > 0 ? largest : 1)));
+		for (uint32_t d = 0; d < w->k_pad; d += 2 * LANES) {
+			const vec next = d + LANES < w->k_pad ? vec_load(to + d + LANES) : vec_zero();
+
+			_mm512_storeu_si512(whole + d * sizeof(int16_t),
+				fours_packed(vec_mul(vec_load(to + d), vec_set1(FOURS_QUERY)),
+					vec_mul(next, vec_set1(FOURS_QUERY))));
 		}
+	}
 }
 
 /* A line of codes, eight to a lane, by the digits of eight numbers of each row. */
@@ -98,6 +122,15 @@ BYTES_INLINE vec fours_worth(const __m512i sum[FOURS_DIGITS], float step, float 
 
 #define FOLD_STRIDE (KVATTN_DIM_MAX * FOURS_DIGITS) /* bytes from row to row */
 
+/* The largest of sixteen f16, none of them negative; NaN is above all. */
+BYTES_INLINE float halves_top(__m256i halves)
+{
+	const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+	const __m128i least = _mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)));
+
+	return _mm_cvtss_f32(_mm_cvtph_ps(_mm_xor_si128(least, _mm_set1_epi16(-1))));
+}
+
 /* Queries by the steps of a tile of K.  What is not finite shows in @step or @rest. */
 BYTES_INLINE void fours_fold(const int n_rows, const struct tiled *x, uint32_t at, const char *tile, int8_t *digits,
 	float *step, float *rest)
@@ -105,20 +138,26 @@ BYTES_INLINE void fours_fold(const int n_rows, const struct tiled *x, uint32_t a
 	const struct work *w = &x->w;
 	const uint32_t k_pad = w->k_pad;
 	const uint16_t *steps = i4_steps_of(&x->k, tile), *least = steps + tiled_i4_steps(x->k.dim, false);
+	const size_t row_bytes = fours_row_bytes(w);
+	const int8_t *whole = w->q_digits + at * row_bytes;
 	const float *q = w->q + (size_t)at * k_pad;
-	__m512i top = _mm512_setzero_si512();
-	float unit, inverse, sums[KEY_ROWS];
+	const __m256i size = _mm256_set1_epi16(0x7fff);
+	__m256i top = _mm256_setzero_si256();
+	float largest, unit, inverse, sums[KEY_ROWS];
 	vec sum[KEY_ROWS];
 
 	UNROLL for (int r = 0; r < KEY_ROWS; r++) sum[r] = vec_zero();
 	for (uint32_t d = 0; d < k_pad; d += LANES) {
 		const vec low = vec_load_f16(least + d);
 
-		top = _mm512_max_epi32(top, magnitude_bits(vec_load_f16(steps + d)));
+		top = _mm256_max_epu16(
+			top, _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(const void *)(steps + d)), size));
 		UNROLL for (int r = 0; r < n_rows; r++) sum[r] =
 			vec_fma(vec_load(q + (size_t)r * k_pad + d), low, sum[r]);
 	}
-	unit = fours_step((uint32_t)_mm512_reduce_max_epi32(top), &inverse);
+	largest = halves_top(top);
+	unit = largest < INFINITY ? largest * FOURS_UNIT : NAN;
+	inverse = largest > 0 ? FOURS_STEP / largest : 0;
 	vec_store_sums(sums, sum[0], sum[1], sum[2], sum[3]);
 	UNROLL for (int r = 0; r < n_rows; r++)
 	{
@@ -126,17 +165,13 @@ BYTES_INLINE void fours_fold(const int n_rows, const struct tiled *x, uint32_t a
 		rest[r] = sums[r] * w->q_step[at + (uint32_t)r];
 	}
 	for (uint32_t d = 0; d < k_pad; d += 2 * LANES) {
-		const bool two = d + LANES < k_pad;
-		const vec by = vec_mul(vec_load_f16(steps + d), vec_set1(inverse));
-		const vec by_next = two ? vec_mul(vec_load_f16(steps + d + LANES), vec_set1(inverse)) : vec_zero();
+		const vec next = d + LANES < k_pad ? vec_load_f16(steps + d + LANES) : vec_zero();
+		const __m512i by = fours_packed(
+			vec_mul(vec_load_f16(steps + d), vec_set1(inverse)), vec_mul(next, vec_set1(inverse)));
 
-		UNROLL for (int r = 0; r < n_rows; r++)
-		{
-			const float *query = q + (size_t)r * k_pad + d;
-
-			fours_store(digits + r * (int)FOLD_STRIDE + d * FOURS_DIGITS, vec_mul(vec_load(query), by),
-				two ? vec_mul(vec_load(query + LANES), by_next) : vec_zero());
-		}
+		UNROLL for (int r = 0; r < n_rows; r++) fours_store(digits + r * (int)FOLD_STRIDE + d * FOURS_DIGITS,
+			_mm512_mulhrs_epi16(
+				_mm512_loadu_si512(whole + (uint32_t)r * row_bytes + d * sizeof(int16_t)), by));
 	}
 }
 
@@ -267,7 +302,7 @@ BYTES_INLINE void fours_weigh(const int n_rows, const struct work *w, uint32_t r
 		by = vec_set1(inverse);
 		UNROLL for (uint32_t s = 0; s < STREAMS; s += 2)
 			fours_store(digits + r * (int)WEIGHT_STRIDE + s * SUB_TOKENS * FOURS_DIGITS,
-				vec_mul(number[r][s], by), vec_mul(number[r][s + 1], by));
+				fours_packed(vec_mul(number[r][s], by), vec_mul(number[r][s + 1], by)));
 	}
 }
 

@@ -160,8 +160,10 @@ static size_t scratch_layout(const struct attn_call *call, uint32_t rows_all, ui
 		TAKE(w_step, float, rows);
 		TAKE(w_less, int32_t, (size_t)rows * LANES);
 	}
-	if (tiled && call->geom.type_k == KVATTN_I4)
+	if (tiled && call->geom.type_k == KVATTN_I4) {
+		TAKE(q_digits, int8_t, rows_all * attn_round_up(k_pad, 32) * 2);
 		TAKE(q_step, float, rows_all);
+	}
 	if (tiled && tiled_way(call->geom.type_k, best) == TILED_PAIRS) {
 		/* each head's rows to whole tiles */
 		TAKE(q_parts, uint16_t,
