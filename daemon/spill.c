@@ -73,6 +73,7 @@ static void transfer_free(struct transfer *t)
 		spill->pack_writing -= spill_memory_room(t->memory);
 	spill_memory_give(spill, t->memory);
 	t->memory = NULL;
+	t->kind = TRANSFER_FREE;
 	t->next = spill->free_transfers;
 	spill->free_transfers = t;
 }
@@ -1028,9 +1029,13 @@ unsigned spill_wait(struct spill *spill, uint64_t deadline_ns)
 	return spill_moved(spill, io_wait(spill->io, deadline_ns));
 }
 
-unsigned spill_writing(const struct spill *spill)
+unsigned spill_writing(const struct spill *spill, uint64_t ns_id)
 {
-	return spill->n_writes;
+	unsigned n = 0;
+
+	for (unsigned i = 0; spill->n_writes && i < spill->n_transfers; i++)
+		n += spill->transfers[i].kind == TRANSFER_WRITE && spill->transfers[i].record.ns_id == ns_id;
+	return n;
 }
 
 bool spill_stalled(const struct spill *spill, uint64_t ns)

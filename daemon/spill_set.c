@@ -759,13 +759,13 @@ uint64_t spill_set_longest(const struct spill_set *set)
 	return longest;
 }
 
-unsigned spill_set_stuck(const struct spill_set *set)
+unsigned spill_set_stuck(const struct spill_set *set, uint64_t ns_id)
 {
 	unsigned n = 0;
 
 	for (unsigned i = 0; i < set->n; i++)
 		if (set->members[i].spill && spill_stalled(set->members[i].spill, STALLED_NS))
-			n += spill_writing(set->members[i].spill);
+			n += spill_writing(set->members[i].spill, ns_id);
 	for (unsigned i = 0; n && i < set->n; i++) {
 		const struct spill *spill = set->members[i].spill;
 		struct spill_stats stats;

@@ -281,6 +281,7 @@ void spill_memory_free_all(struct spill *spill);
 /* ---- spill.c ---- */
 
 enum transfer_kind {
+	TRANSFER_FREE,
 	TRANSFER_WRITE,
 	TRANSFER_READ,
 	TRANSFER_FLUSH,

@@ -35,7 +35,7 @@ static bool tier_is_slow(const struct ns *ns)
 /* Slots that writes under way will let go, soon: not those of a store that hangs beside one that moves. */
 static uint64_t tier_coming(const struct ns *ns)
 {
-	uint64_t stuck = ns->n_writing ? spill_set_stuck(ns->d->tier->spill) : 0;
+	uint64_t stuck = ns->n_writing ? spill_set_stuck(ns->d->tier->spill, ns->id) : 0;
 
 	return ns->n_writing > stuck && !tier_is_slow(ns) ? ns->n_writing - stuck : 0;
 }
