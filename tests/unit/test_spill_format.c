@@ -225,7 +225,7 @@ static void header_make(uint8_t *page, uint32_t n_layers, bool encrypted, unsign
 			encrypted ? htole64(i + 1 < n_layers ? i + 1 : 5000 + seed) : (uint64_t)rand_r(&seed);
 	if (encrypted) {
 		spill_page_set_version(page, SPILL_VERSION_ENCRYPTED);
-		for (uint8_t *at = (uint8_t *)&disk->key_id; at < &disk->tags[n_layers][0]; at++)
+		for (uint8_t *at = (uint8_t *)&disk->key_id; at < disk->tags[0] + n_layers * SPILL_TAG; at++)
 			*at = (uint8_t)rand_r(&seed);
 		for (uint8_t *at = disk->box; at < page + SPILL_PAGE - 8; at++)
 			*at = (uint8_t)rand_r(&seed);
