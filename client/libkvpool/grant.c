@@ -1,8 +1,8 @@
 /*
  * grant.c - grants: blocks of the pool our session may store into, and the stock of them
  *
- * A grant is ours from the daemon's answer to RESERVE until it is published or given back; map->rw[place]->grants says
- * which.  One that is handed out is pinned from then on, so a publish never has a moment without the writer's pin, and
+ * A grant is ours from the daemon's answer to RESERVE until it is published or given back; the grants of its slab's
+ * mapping say which.  One that is handed out is pinned from then on, so a publish never has a moment without the writer's pin, and
  * session_sweep() sees what is in use.  Grants in the stock are not pinned.
  *
  * At most KVP_WIRE_BATCH_MAX grants a namespace: a resumed session lists them all in one message.
@@ -19,23 +19,33 @@
 
 /* ---- grants ---- */
 
-static uint64_t *grant_at(const struct ns_map *map, uint64_t slot)
+static bool slab_grants(const struct slab_map *slab, struct grant grant)
 {
-	uint32_t place = slot_place(map, slot);
-	struct slab_map *rw = slot < map->n_slots ? map->rw[place] : NULL;
-
-	return rw ? &rw->grants[slot % map->slots_per_slab] : NULL;
+	return slab && slab->writable && slab->grants[grant.slot % slab->map->slots_per_slab] == grant.generation + 1;
 }
 
-char *grant_data(const struct ns_map *map, uint64_t slot, uint64_t generation)
+/* The mapping of a grant of ours: the one at its place, or, where a writer broke the slab and another lies there now, the one
+ * that was. NULL: it is not ours. Under map->lock. */
+static struct slab_map *grant_slab(const struct ns_map *map, struct grant grant)
 {
-	const uint64_t *grant = grant_at(map, slot);
-	const struct slab_map *rw;
+	uint32_t place = slot_place(map, grant.slot);
+	struct slab_map *slab = map->all;
 
-	if (!grant || *grant != generation + 1)
+	if (grant.slot >= map->n_slots)
 		return NULL;
-	rw = map->rw[slot_place(map, slot)];
-	return rw->base + slot % map->slots_per_slab * map->block_stride;
+	if (slab_grants(map->rw[place], grant))
+		return map->rw[place];
+	while (slab && (slab->place != place || !slab_grants(slab, grant)))
+		slab = slab->next;
+	return slab;
+}
+
+/* It is ours, and the daemon still knows it. Under map->lock. */
+static bool grant_stands(const struct ns_map *map, struct grant grant)
+{
+	const struct slab_map *slab = grant_slab(map, grant);
+
+	return slab && atomic_load_explicit(&map->slabs[slab->place].number, memory_order_acquire) == slab->number;
 }
 
 /* Under map->lock. */
@@ -55,12 +65,12 @@ static bool stock_push(struct ns_map *map, struct grant grant)
 }
 
 /* Under map->lock: it is no longer ours. */
-static void grant_clear(struct ns_map *map, uint64_t slot)
+static void grant_clear(struct ns_map *map, struct grant grant)
 {
-	uint64_t *grant = grant_at(map, slot);
+	struct slab_map *slab = grant_slab(map, grant);
 
-	if (grant && *grant) {
-		*grant = 0;
+	if (slab) {
+		slab->grants[grant.slot % map->slots_per_slab] = 0;
 		map->n_grants--;
 	}
 }
@@ -68,8 +78,7 @@ static void grant_clear(struct ns_map *map, uint64_t slot)
 void grant_forget(struct ns_map *map, uint64_t slot, uint64_t generation)
 {
 	pthread_mutex_lock(&map->lock);
-	if (grant_data(map, slot, generation))
-		grant_clear(map, slot);
+	grant_clear(map, (struct grant){slot, generation});
 	pthread_mutex_unlock(&map->lock);
 }
 
@@ -91,7 +100,7 @@ static void stock_abandon(struct ns_map *map, uint32_t n)
 	if (r < 0 && r != -KVP_EGONE)
 		return; /* not told: they stay ours, and in the list of a resumed session */
 	for (uint32_t i = 0; i < n; i++)
-		grant_clear(map, grants[i].slot);
+		grant_clear(map, grants[i]);
 	map->n_stock -= n;
 }
 
@@ -99,7 +108,7 @@ void stock_drop(struct ns_map *map)
 {
 	pthread_mutex_lock(&map->lock);
 	for (uint32_t i = 0; i < map->n_stock; i++)
-		grant_clear(map, map->stock[i].slot);
+		grant_clear(map, map->stock[i]);
 	map->n_stock = map->n_back = 0;
 	pthread_mutex_unlock(&map->lock);
 	stages_forget(map);
@@ -195,9 +204,10 @@ static bool grant_accept(struct ns_map *map, struct grant grant)
 	uint32_t place = slot_place(map, grant.slot);
 	const struct slab_map *ro =
 		grant.slot < map->n_slots ? atomic_load_explicit(&map->ro[place], memory_order_relaxed) : NULL;
-	uint64_t *at = ro ? grant_at(map, grant.slot) : NULL;
+	struct slab_map *rw = ro ? map->rw[place] : NULL;
+	uint64_t *at = rw ? &rw->grants[grant.slot % map->slots_per_slab] : NULL;
 
-	if (!at || map->rw[place]->number != ro->number || *at || map->n_grants >= GRANTS_MAX)
+	if (!at || rw->number != ro->number || *at || map->n_grants >= GRANTS_MAX)
 		return false;
 	*at = grant.generation + 1;
 	map->n_grants++;
@@ -212,7 +222,7 @@ static void grant_hand_out(struct ns_map *map, struct grant grant, struct room *
 		.owner = map,
 		.slot = grant.slot,
 		.generation = grant.generation,
-		.data = grant_data(map, grant.slot, grant.generation)};
+		.data = grant_slab(map, grant)->base + grant.slot % map->slots_per_slab * map->block_stride};
 }
 
 /* Hand new grants out to @rooms, what is more into the stock: under one lock, so that nobody gives back in between what
@@ -233,7 +243,7 @@ static int grants_take(struct ns_map *map, uint64_t connection, const struct kvp
 			if (got < n_rooms) {
 				grant_hand_out(map, grant, &rooms[got++]);
 			} else if (!stock_push(map, grant)) {
-				grant_clear(map, grant.slot);
+				grant_clear(map, grant);
 				back[n_back++] = grant;
 			}
 		} else {
@@ -404,8 +414,13 @@ static uint32_t stock_take(struct ns_map *map, uint32_t n, struct room *rooms)
 
 	pthread_mutex_lock(&map->lock);
 	while (got < n && map->n_stock) {
+		struct grant grant = map->stock[--map->n_stock];
+
 		map->n_back -= map->n_back > 0;
-		grant_hand_out(map, map->stock[--map->n_stock], &rooms[got++]);
+		if (grant_stands(map, grant))
+			grant_hand_out(map, grant, &rooms[got++]);
+		else
+			grant_clear(map, grant);
 	}
 	low = got == n && map->n_stock * 2 <= map->stock_target && map->stock_target && !map->refilling;
 	map->n_asking += got < n;
@@ -470,10 +485,10 @@ void grant_put_back(struct ns_map *map, uint64_t slot, uint64_t generation)
 
 	spot_unpin(map, slot, generation);
 	pthread_mutex_lock(&map->lock);
-	if (grant_data(map, slot, generation) && !map->session->gone && !map->lost && stock_push(map, grant))
+	if (grant_stands(map, grant) && !map->session->gone && !map->lost && stock_push(map, grant))
 		first = map->n_back++ == 0;
 	else
-		grant_clear(map, slot);
+		grant_clear(map, grant);
 	pthread_mutex_unlock(&map->lock);
 	if (first)
 		client_wake(map->session->client);

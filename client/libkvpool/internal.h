@@ -718,7 +718,6 @@ void stages_keep(struct ns_map *map);
 /** grants_list() - GRANTS of a resumed session. Return: 0; -KVP_E... */
 int grants_list(struct ns_map *map);
 void grant_forget(struct ns_map *map, uint64_t slot, uint64_t generation);
-char *grant_data(const struct ns_map *map, uint64_t slot, uint64_t generation);
 
 /* ---- publish.c ---- */
 
