@@ -112,6 +112,15 @@ static int open_what(struct store_file *store, const char *path, bool write)
 	return store->fd < 0 ? -errno : 0;
 }
 
+/* A store that was moved to larger sectors than it was made for: through the page cache, as a daemon goes there. */
+static void leave_direct(struct store_file *store)
+{
+	uint32_t unit = store->super.unit;
+
+	if (pread(store->fd, store->bytes_read, unit, SPILL_SUPER_AREA + unit) < 0 && errno == EINVAL)
+		fcntl(store->fd, F_SETFL, fcntl(store->fd, F_GETFL) & ~O_DIRECT);
+}
+
 /* All keys it needs, or none: half of a store would be shown as all of it. */
 static int store_take_keys(struct store_file *store, const struct spill_keys *keys)
 {
@@ -171,6 +180,7 @@ int store_file_open(struct store_file *store, const char *path, const struct spi
 		store_file_close(store);
 		return KVCTL_FAILED;
 	}
+	leave_direct(store);
 	store->holds = store_holds(store);
 	if (store->bytes > SPILL_SUPER_AREA)
 		store->n_segments = (uint32_t)((store->bytes - SPILL_SUPER_AREA) / store->super.segment_bytes);

@@ -461,13 +461,14 @@ static void a_store_more_and_a_store_less_are_taken_at_the_next_start(void **sta
 }
 
 /* A loop device over a file of 64 MiB, which goes with this process whatever becomes of it. Return: false: none can be had. */
-static bool loop_made(const struct several *s, char device[32])
+static bool loop_made(const struct several *s, const char *sector_bytes, char device[32])
 {
 	char command[300];
 	FILE *out;
 
-	snprintf(command, sizeof(command), "truncate -s 64M %s/disk && exec losetup -f --show %s/disk 2>/dev/null",
-		s->t.spill, s->t.spill);
+	snprintf(command, sizeof(command),
+		"truncate -s 64M %s/disk && exec losetup -b %s -f --show %s/disk 2>/dev/null", s->t.spill, sector_bytes,
+		s->t.spill);
 	out = popen(command, "re");
 	assert_non_null(out);
 	if (!fgets(device, 32, out))
@@ -480,15 +481,27 @@ static bool loop_made(const struct several *s, char device[32])
 	return open(device, O_RDONLY | O_CLOEXEC) >= 0 && system(command) == 0;
 }
 
+static void is_read_whole(const struct several *s, const char *key_file, const char *device)
+{
+	char out[8192];
+
+	assert_int_equal(
+		key_file ? TRIAL_KVCTL(&s->t, out, sizeof(out), "store", "verify", "--key-file", key_file, device)
+			 : TRIAL_KVCTL(&s->t, out, sizeof(out), "store", "verify", device),
+		0);
+	assert_non_null(strstr(out, "0 damaged"));
+	assert_non_null(strstr(out, "120"));
+}
+
 /* @key_file: of an encrypted one, NULL: in plain */
 static void a_raw_device_serves(struct several *s, const char *key_file)
 {
-	char device[32], out[8192], says[32];
+	char device[32], larger[32], out[8192], says[32];
 	const char *options[] = {"--pool", "2M", "--slab", "1M", "--free-percent", "0", "--heartbeat", "200", "--spill",
 		device, "--namespace-dir", s->dirs[0], key_file ? "--spill-key-file" : NULL, key_file, NULL};
 	const char *wrong[] = {"--spill", device, "--namespace-dir", "/nowhere/at/all", NULL};
 
-	if (geteuid() != 0 || !loop_made(s, device)) {
+	if (geteuid() != 0 || !loop_made(s, "512", device)) {
 		print_message("skipped: no loop device can be had here\n");
 		skip();
 	}
@@ -520,11 +533,9 @@ static void a_raw_device_serves(struct several *s, const char *key_file)
 	assert_int_equal(TRIAL_KVCTL(&s->t, out, sizeof(out), "store", "list", device), 0);
 	assert_non_null(strstr(out, "120"));
 	assert_int_equal(strstr(out, "encrypted, with key ") != NULL, key_file != NULL);
-	if (key_file) {
-		assert_int_equal(
-			TRIAL_KVCTL(&s->t, out, sizeof(out), "store", "verify", "--key-file", key_file, device), 0);
-		assert_non_null(strstr(out, "0 damaged"));
-	}
+	is_read_whole(s, key_file, device);
+	if (loop_made(s, "4096", larger)) /* moved to where sectors are larger than its headers */
+		is_read_whole(s, key_file, larger);
 	assert_int_equal(host_start(&s->t.host, NULL), 0);
 	trial_attach(&s->t);
 }
