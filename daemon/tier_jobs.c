@@ -13,8 +13,8 @@
 #include <string.h>
 
 #include "block.h"
-#include "peer.h"
 #include "kvpool_desc.h"
+#include "peer.h"
 #include "quota.h"
 #include "reuse.h"
 #include "session.h"

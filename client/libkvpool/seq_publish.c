@@ -178,13 +178,15 @@ static bool seq_batch_add(struct kvp_seq *seq, struct batch *batch, uint64_t b, 
 	struct cell *cell = seq->cells[b];
 	uint32_t open = CELL_OPEN;
 
+	if (!atomic_compare_exchange_strong(&cell->state, &open, CELL_SENT))
+		return true; /* a fork of this sequence was faster: what is in the cell is the keeper's */
 	if (cell->is_private || stage_is_lost(&cell->room)) {
+		atomic_store_explicit(&cell->state, CELL_OPEN, memory_order_release);
 		if (!seq_heal(seq, b, healed))
 			return false;
-		cell = seq->cells[b];
+		cell = seq->cells[b]; /* nobody else has this one */
+		atomic_store_explicit(&cell->state, CELL_SENT, memory_order_relaxed);
 	}
-	if (!atomic_compare_exchange_strong(&cell->state, &open, CELL_SENT))
-		return true; /* a fork of this sequence was faster */
 	if (!cell_is_at_home(seq, cell) ||
 		!batch_add(batch, &cell->room, &seq->keys[b], b && !seq->summaries ? &seq->keys[b - 1] : &none,
 			seq->map->block_tokens, seq->ns->block_bytes)) {

@@ -223,7 +223,7 @@ bool stage_move(struct kvp_client *client, struct room *room, uint64_t used_byte
 	struct stage *stage = room->owner;
 	struct room to;
 
-	if (stage->current)
+	if (!stage_is_lost(room))
 		return true;
 	if (stage->map->session->gone || !stage_take(stage->map, &to))
 		return false;
