@@ -72,10 +72,12 @@ struct daemon {
 	/* peer.c */
 	struct peer *peers; /* list */
 	unsigned n_peers;
-	struct listener *listeners;
-	unsigned n_listeners;
 	struct loop_timer *beat; /* main.c's; slow while nobody is there, so whoever comes first starts it anew */
 	struct loop_timer bury; /* frees the closed ones, outside of everybody's callbacks */
+
+	/* listener.c */
+	struct listener *listeners;
+	unsigned n_listeners;
 
 	/* tier.c */
 	struct tier *tier;

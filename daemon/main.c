@@ -22,6 +22,7 @@
 #include "fault.h"
 #include "guard.h"
 #include "kvpool_stdio.h"
+#include "listener.h"
 #include "log.h"
 #include "namespace.h"
 #include "notify.h"
@@ -239,7 +240,10 @@ static int daemon_start(struct daemon *d, char message[256])
 		r = resize_start(d);
 	if (r == 0)
 		r = pressure_start(d);
-	return r < 0 ? r : peer_start(d, message);
+	if (r < 0)
+		return r;
+	peer_start(d);
+	return listener_start(d, message);
 }
 
 static void daemon_stop(struct daemon *d)
@@ -248,8 +252,8 @@ static void daemon_stop(struct daemon *d)
 
 	d->stopping = true;
 	notify_say(0, "STOPPING=1");
-	if (d->listeners)
-		peer_stop(d);
+	listener_stop(d);
+	peer_stop(d);
 	pressure_stop(d);
 	resize_stop(d);
 	tier_stop(d);

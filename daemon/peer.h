@@ -1,7 +1,7 @@
 /*
- * peer.h - sockets: who is at the other end, messages in, answers out
+ * peer.h - connections: who is at the other end, packets in, answers out
  *
- * A message is copied once, checked, then used.  A peer that breaks the protocol is put out; nobody else notices.
+ * A packet is copied once; request.c checks and uses it.
  *
  * Closing has two steps: peer_close() shuts the socket and nothing more, so it may be called from anywhere, by an answer
  * that cannot be sent too; peer_bury(), from a timer, tells the session and the jobs, and frees.  So no answer ever takes
@@ -32,9 +32,14 @@ struct peer {
 	unsigned n_jobs; /* requests of it that wait */
 };
 
-/** peer_start() - listen: on descriptors handed over by the service manager, else on the configured paths */
-int peer_start(struct daemon *d, char message[256]);
+void peer_start(struct daemon *d);
+/** peer_stop() - all are closed and freed; their sessions live on */
 void peer_stop(struct daemon *d);
+/** peer_open() - a connection that came by a listener of @policy (NULL: they are who the kernel says), or by the operators'.
+ *
+ * Return: 0; or, with @fd still the caller's and *@uid set if it is known: -EPERM: of another user namespace; -EDQUOT: its user
+ * has as many as it may; -ENOMEM, or what the kernel says. */
+int peer_open(struct daemon *d, int fd, const struct config_listen *policy, bool operators, uid_t *uid);
 
 /** peer_answer() - @fds are sent and stay the caller's; @id 0: nothing is sent */
 void peer_answer(struct peer *peer, uint16_t type, uint64_t id, int32_t status, const void *body, size_t n,
@@ -47,7 +52,8 @@ void peer_close(struct peer *peer, const char *why);
 /** peer_bury() - second step: free the closed ones; from a timer, never inside a peer's callback */
 void peer_bury(struct daemon *d);
 
-/** peer_message() - one packet, as received; everything in it is input. Also what the fuzzer calls. */
-void peer_message(struct peer *peer, const void *packet, size_t bytes);
+/** peer_went_without() - a client is refused, or turned away: it runs without the pool, and whoever looks after the host is told,
+ * for an engine says so to its own users at most */
+void peer_went_without(struct daemon *d, uid_t uid, pid_t pid, const char *why);
 
 #endif

@@ -19,7 +19,7 @@
 
 /* ---- answers ---- */
 
-/* The end of what an operator asked for: peer.c has told the beginning. */
+/* The end of what an operator asked for: request.c has told the beginning. */
 static void job_log_end(const char *what, const struct kvp_wire_admin_done *done)
 {
 	log_info("%s: %" PRIu64 " blocks done, %" PRIu64 " left%s%s%s", what, done->n_done, done->n_left,

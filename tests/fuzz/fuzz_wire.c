@@ -20,6 +20,7 @@
 #include "daemon/log.h"
 #include "daemon/namespace.h"
 #include "daemon/peer.h"
+#include "daemon/request.h"
 #include "daemon/session.h"
 #include "daemon/slab.h"
 #include "daemon/tier.h"
@@ -49,11 +50,6 @@ static void pool_remove(void)
 	pool_purge(&d.pool, &d.config);
 }
 
-static void bury_ring(struct loop_timer *timer)
-{
-	peer_bury(timer->owner);
-}
-
 static void given_daemon(void)
 {
 	char message[256] = "";
@@ -73,7 +69,7 @@ static void given_daemon(void)
 	r = r < 0 ? r : slab_start(&d, message);
 	r = r < 0 ? r : ns_start(&d, message);
 	r = r < 0 ? r : session_start(&d, message);
-	d.bury = (struct loop_timer){.ring = bury_ring, .owner = &d}; /* as peer_start() does */
+	peer_start(&d);
 	if (r == 0) {
 		ns_adopt_blocks(&d);
 		r = tier_start(&d, message);
@@ -98,7 +94,7 @@ static void send_message(struct peer *peer, uint16_t type, const void *body, siz
 	must(exact != NULL);
 	memcpy(exact, &msg, sizeof(msg));
 	memcpy(exact + sizeof(msg), body, n);
-	peer_message(peer, exact, sizeof(msg) + n);
+	request_handle(peer, exact, sizeof(msg) + n);
 	free(exact);
 }
 
@@ -249,7 +245,7 @@ static void client_says(struct client *client, uint8_t type, const void *bytes, 
 	must(body != NULL);
 	memcpy(body, bytes, n);
 	if (type == TYPE_RAW) {
-		peer_message(client->peer, body, n);
+		request_handle(client->peer, body, n);
 	} else {
 		if (!(type & TYPE_STRANGE_NS) && n >= sizeof(ns_id) && ns_id)
 			memcpy(body, &ns_id, sizeof(ns_id));
