@@ -208,6 +208,9 @@ static int daemon_start(struct daemon *d, char message[256])
 {
 	int r;
 
+	r = ns_file_check(&d->config, message); /* at once: making a large pool takes its time */
+	if (r < 0)
+		return r;
 	r = topology_open(&d->topology);
 	if (r < 0) {
 		snprintf(message, 256, "hwloc cannot read the machine's topology: is /sys mounted?");
@@ -228,9 +231,7 @@ static int daemon_start(struct daemon *d, char message[256])
 		return r;
 	pool_progress(&d->pool, "taking over the blocks in memory");
 	ns_adopt_blocks(d);
-	r = d->config.n_stores ? ns_file_load_all(d, message) : 0;
-	if (r < 0)
-		return r;
+	ns_file_load_all(d);
 	quota_stats(d);
 	pool_progress(&d->pool, "opening the spill store");
 	r = tier_start(d, message);

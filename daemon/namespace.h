@@ -164,10 +164,12 @@ struct ns_birth {
 int ns_make(struct daemon *d, const struct ns_birth *birth, struct ns **ns, char reason[256]);
 
 struct ns_births;
+/** ns_file_check() - may namespaces' files be where the configuration says? Return: 0; -errno. */
+int ns_file_check(const struct config *config, char message[256]);
 /** ns_file_save(), ns_file_load_all() - ns_file.c: namespaces come back with the store after a reboot */
 int ns_file_save(const struct ns *ns);
 void ns_file_remove(const struct ns *ns);
-int ns_file_load_all(struct daemon *d, char message[256]);
+void ns_file_load_all(struct daemon *d);
 /** ns_births_read() - what the files in @dir, which stays, say, behind what is in @births (or NULL); in any thread, for each file may
  *  wait for the disk.  Return: NULL: no memory. */
 struct ns_births *ns_births_read(struct ns_births *births, const char *dir);

@@ -272,23 +272,29 @@ bool ns_file_spread(struct daemon *d, const char *dir, unsigned n)
 	return false;
 }
 
-int ns_file_load_all(struct daemon *d, char message[256])
+int ns_file_check(const struct config *config, char message[256])
 {
-	const char *dir = config_namespace_dir(&d->config, 0);
-	struct ns_births *births = NULL;
+	const char *dir = config_namespace_dir(config, 0);
 
 	/* of a store's own directory the store tells more; this one is nobody else's to miss */
-	if (dir == d->config.namespace_dir && access(dir, R_OK | W_OK | X_OK) < 0) {
+	if (dir && dir == config->namespace_dir && access(dir, R_OK | W_OK | X_OK) < 0) {
 		snprintf(message, 256,
 			"namespace-dir %.80s: %.40s: without the files in it no block is found again: make it, as the daemon's user, or name the right one",
 			dir, strerror(errno));
 		return -errno;
 	}
+	return 0;
+}
+
+void ns_file_load_all(struct daemon *d)
+{
+	struct ns_births *births = NULL;
+	const char *dir;
+
 	for (unsigned i = 0; (dir = config_namespace_dir(&d->config, i)); i++)
 		births = ns_births_read(births, dir);
 	ns_births_make(d, births, UINT64_MAX);
 	ns_births_free(births);
 	for (unsigned i = 0; (dir = config_namespace_dir(&d->config, i)); i++)
 		ns_file_spread(d, dir, UINT_MAX);
-	return 0;
 }

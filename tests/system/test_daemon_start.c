@@ -181,6 +181,21 @@ static void a_socket_whose_directory_is_missing_is_refused_with_the_way_out(void
 	host_close(&host);
 }
 
+/* A large pool takes its time to make, and to put away again. */
+static void a_directory_of_namespaces_that_is_missing_is_refused_before_any_memory_is_made(void **state)
+{
+	const char *const given[] = {
+		"--pool", "4M", "--slab", "1M", "--spill", "/dev/null", "--namespace-dir", "/nowhere/at/all", NULL};
+	struct host host;
+
+	(void)state;
+	assert_int_equal(host_open(&host, geteuid()), 0);
+	assert_int_equal(host_start(&host, given), -1001);
+	assert_true(host_logged(&host, "namespace-dir /nowhere/at/all: No such file or directory", 1000));
+	assert_false(host_logged(&host, "objects removed", 0));
+	host_close(&host);
+}
+
 static void a_pool_kept_in_memory_is_not_started_larger_than_it_was_made_for(void **state)
 {
 	const char *const small[] = {"--pool", "2M", "--slab", "1M", "--spill", "off", NULL};
@@ -390,6 +405,7 @@ int main(void)
 		cmocka_unit_test(a_service_manager_with_a_watchdog_hears_of_it_in_time),
 		cmocka_unit_test(a_file_where_the_socket_should_be_is_left_alone_and_named),
 		cmocka_unit_test(a_socket_whose_directory_is_missing_is_refused_with_the_way_out),
+		cmocka_unit_test(a_directory_of_namespaces_that_is_missing_is_refused_before_any_memory_is_made),
 		cmocka_unit_test(a_pool_kept_in_memory_is_not_started_larger_than_it_was_made_for),
 		cmocka_unit_test(what_only_a_start_can_change_is_named_by_a_reload),
 		cmocka_unit_test(without_a_store_what_needs_one_is_refused_and_said),
