@@ -483,7 +483,9 @@ KVP_API int kvp_reserve_extend(
 
 enum kvp_publish_result {
 	KVP_PUB_STORED = 1, /* @view holds it; @block is used up */
-	KVP_PUB_EXISTS = 2, /* the key was there: @view holds that one, @block is used up */
+	/* the key was there: @view holds that one, @block is used up.  In a COPIED namespace the daemon's end in the middle of a call
+	   can make what this very call stored look so */
+	KVP_PUB_EXISTS = 2,
 	KVP_PUB_REJECTED = 3, /* not admitted (parent unknown, private memory, no daemon): @block stays the caller's */
 	KVP_PUB_GONE = 4, /* the pool is another one now: @block stays readable and is private from now on */
 };

@@ -727,12 +727,14 @@ struct batch_item {
 	struct kvp_key key, parent;
 	uint64_t used_bytes;
 	uint32_t used_tokens;
+	bool want_spot; /* the block stored, or the one there was, is to be held */
 	bool parent_pinned;
 	struct spot parent_spot;
 	/* filled by batch_settle() */
 	uint8_t result; /* enum kvp_publish_result */
 	bool room_kept; /* not used up: back to whoever gave it */
-	bool again; /* EXISTS, but the other one was gone already; or it had nowhere to move to */
+	bool again; /* what was stored, or was there, was gone before it was pinned; or it had nowhere to move to */
+	bool stored; /* by this batch, whatever became of it */
 	bool no_parent; /* not admitted: the parent is not there any more, or not yet: it may be on its way again */
 	struct spot spot; /* pinned, with want_spot and STORED or EXISTS */
 };
@@ -740,7 +742,6 @@ struct batch {
 	struct request *request;
 	struct ns_map *map;
 	void *owner; /* of whoever made it */
-	bool want_spots;
 	bool keep_rooms; /* somebody may still read them: not put back, even if the key is elsewhere */
 	bool keep_stage; /* a copy out of the staging area may still be under way */
 	uint32_t n;

@@ -12,8 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PUB_AGAIN 0xffu /* not told to anybody */
-#define REPEATS 3 /* EXISTS, but evicted before it was pinned: publish again so often */
+/* Not told to anybody: to be sent again; and so, but a first time it was stored, which is what its writer is told then. */
+#define PUB_AGAIN 0xffu
+#define PUB_STORED_AGAIN 0xfeu
+#define REPEATS 3 /* there, but evicted before it was pinned: publish again so often */
 
 /* ---- batches ---- */
 
@@ -159,7 +161,7 @@ static void item_stored_in_place(struct batch *batch, struct batch_item *item)
 
 	grant_forget(map, item->room.slot, item->room.generation);
 	item->result = KVP_PUB_STORED;
-	if (!batch->want_spots) {
+	if (!item->want_spot) {
 		spot_unpin(map, item->room.slot, item->room.generation);
 		return;
 	}
@@ -177,22 +179,24 @@ static void item_stored_elsewhere(struct batch *batch, struct batch_item *item, 
 	bool keeper = keeper_is_me(batch->map->session->client);
 	enum found r = FOUND_PINNED;
 
-	if (batch->want_spots) {
+	item->stored = result->result == KVP_PUB_STORED;
+	if (item->stored && item->room.kind == HOLD_STAGED)
+		count_add(batch->map->session->client, COUNT_COPIED_BYTES, item->used_bytes);
+	if (item->want_spot) {
 		r = find_pin_slot(batch->map, result->slot, &item->key, &item->spot);
 		if (r != FOUND_PINNED)
 			r = find_pin_wait(batch->map, &item->key, keeper ? 0 : after_ms(ANSWER_MS), &item->spot);
 	}
 	if (r != FOUND_PINNED) {
-		/* the keeper cannot wait for a mapping: the writer then keeps its own bytes */
+		/* the keeper cannot wait for a mapping: a sequence reads its own bytes then; a caller who wants to hold what
+		   cannot be mapped is left what it has */
 		item->spot.map = NULL;
 		item->again = r != FOUND_UNMAPPED;
-		item->result = r == FOUND_UNMAPPED ? KVP_PUB_EXISTS : KVP_PUB_REJECTED;
+		item->result = r == FOUND_UNMAPPED && batch->keep_rooms ? KVP_PUB_EXISTS : KVP_PUB_REJECTED;
 		item->room_kept = true;
 		return;
 	}
 	item->result = (uint8_t)result->result;
-	if (item->room.kind == HOLD_STAGED && result->result == KVP_PUB_STORED)
-		count_add(batch->map->session->client, COUNT_COPIED_BYTES, item->used_bytes);
 	if (batch->keep_rooms)
 		item->room_kept = true;
 	else if (item->room.kind != HOLD_STAGED || !batch->keep_stage)
@@ -204,7 +208,7 @@ static void item_settle(struct batch *batch, struct batch_item *item, const stru
 	bool staged = item->room.kind == HOLD_STAGED;
 
 	item->room_kept = false;
-	item->again = false;
+	item->again = item->stored = false;
 	item->no_parent = result->result == KVP_PUB_REJECTED;
 	if (!staged &&
 		(result->result == KVP_PUB_STORED || (result->result < 0 && item_was_stored(batch->map, item)))) {
@@ -243,7 +247,8 @@ static void batch_forgotten(struct request *request)
 {
 	struct batch *batch = request->owner;
 
-	batch->want_spots = false;
+	for (uint32_t i = 0; i < batch->n; i++)
+		batch->items[i].want_spot = false;
 	batch_settle(batch, request->status);
 	for (uint32_t i = 0; i < batch->n; i++)
 		if (batch->items[i].room_kept && !(batch->keep_stage && batch->items[i].room.kind == HOLD_STAGED))
@@ -303,6 +308,8 @@ static void publish_add(struct publish *p, struct batch *batch, uint32_t i)
 {
 	struct kvp_publish_item *item = &p->items[i];
 	struct hold *hold = hold_get(item->block->opaque[0]);
+	struct batch_item *added;
+	uint8_t before = p->results[i];
 	struct room room;
 
 	if (!hold || hold->kind == HOLD_PUBLISHING) { /* twice in one call */
@@ -316,11 +323,19 @@ static void publish_add(struct publish *p, struct batch *batch, uint32_t i)
 	if (p->results[i])
 		return;
 	p->results[i] = KVP_PUB_REJECTED;
-	if (batch_add(batch, &room, &item->key, &item->parent, item->used_tokens,
-		    item->used_bytes ? item->used_bytes : p->ns->block_bytes)) {
+	added = batch_add(batch, &room, &item->key, &item->parent, item->used_tokens,
+		item->used_bytes ? item->used_bytes : p->ns->block_bytes);
+	if (added) {
+		added->want_spot = item->view;
 		hold->kind = HOLD_PUBLISHING;
+		p->results[i] = before;
 		p->where[p->n_where++] = i;
 	}
+}
+
+static bool pub_is_again(uint8_t result)
+{
+	return result == PUB_AGAIN || result == PUB_STORED_AGAIN;
 }
 
 /* Put what may be published of items[from..] into a batch; answer the others at once. Return: items looked at. */
@@ -330,7 +345,7 @@ static uint32_t publish_fill(struct publish *p, struct batch *batch, uint32_t fr
 
 	p->n_where = 0;
 	for (; i < p->n && p->n_where < KVP_WIRE_BATCH_MAX; i++)
-		if (p->results[i] == 0 || p->results[i] == PUB_AGAIN)
+		if (p->results[i] == 0 || pub_is_again(p->results[i]))
 			publish_add(p, batch, i);
 	return i - from;
 }
@@ -355,22 +370,31 @@ static void publish_use_up(struct kvp_block_ref *block)
 	block->data = NULL;
 }
 
+/* @before: of an earlier round, or 0 */
+static uint8_t pub_result(uint8_t before, const struct batch_item *done)
+{
+	bool stored = done->stored || before == PUB_STORED_AGAIN;
+
+	if (done->again)
+		return stored ? PUB_STORED_AGAIN : PUB_AGAIN;
+	return done->result == KVP_PUB_EXISTS && stored ? KVP_PUB_STORED : done->result;
+}
+
 static void publish_results(struct publish *p, struct batch *batch)
 {
 	for (uint32_t i = 0; i < batch->n; i++) {
 		struct batch_item *done = &batch->items[i];
 		struct kvp_publish_item *item = &p->items[p->where[i]];
+		uint8_t *result = &p->results[p->where[i]];
 
-		p->results[p->where[i]] = done->again ? PUB_AGAIN : done->result;
+		*result = pub_result(*result, done);
 		if (done->room_kept) {
 			publish_give_back(item->block, done);
 		} else {
 			p->stored++;
 			publish_use_up(item->block);
-			if (item->view && done->spot.map)
+			if (done->spot.map)
 				view_fill(item->view, p->ns, &done->spot, KVP_HIT_RAM);
-			else if (done->spot.map)
-				spot_unpin(done->spot.map, done->spot.slot, done->spot.generation);
 		}
 	}
 }
@@ -381,7 +405,6 @@ static int publish_batch(struct publish *p, struct batch *batch)
 	struct request *request = batch->request;
 	int r;
 
-	batch->want_spots = true;
 	batch->request->late = batch_forgotten;
 	r = batch_send(batch);
 	if (r == 0) {
@@ -445,7 +468,7 @@ static int publish_wait(struct publish *p)
 			break;
 	}
 	for (uint32_t i = 0; i < p->n; i++)
-		if (p->results[i] == PUB_AGAIN)
+		if (pub_is_again(p->results[i]))
 			p->results[i] = KVP_PUB_REJECTED;
 	return worst;
 }

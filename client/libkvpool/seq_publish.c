@@ -87,7 +87,6 @@ static struct batch *seq_batch_new(struct kvp_seq *seq)
 	own->tally = seq->tally;
 	atomic_fetch_add(&seq->tally->refs, 1);
 	batch->owner = own;
-	batch->want_spots = true;
 	batch->keep_rooms = true; /* the engine may be reading them */
 	batch->request->done = seq_batch_done;
 	return batch;
@@ -176,6 +175,7 @@ static bool seq_batch_add(struct kvp_seq *seq, struct batch *batch, uint64_t b, 
 	static const struct kvp_key none;
 	struct seq_batch *own = batch->owner;
 	struct cell *cell = seq->cells[b];
+	struct batch_item *added = NULL;
 	uint32_t open = CELL_OPEN;
 
 	if (!atomic_compare_exchange_strong(&cell->state, &open, CELL_SENT))
@@ -187,13 +187,15 @@ static bool seq_batch_add(struct kvp_seq *seq, struct batch *batch, uint64_t b, 
 		cell = seq->cells[b]; /* nobody else has this one */
 		atomic_store_explicit(&cell->state, CELL_SENT, memory_order_relaxed);
 	}
-	if (!cell_is_at_home(seq, cell) ||
-		!batch_add(batch, &cell->room, &seq->keys[b], b && !seq->summaries ? &seq->keys[b - 1] : &none,
-			seq->map->block_tokens, seq->ns->block_bytes)) {
+	if (cell_is_at_home(seq, cell))
+		added = batch_add(batch, &cell->room, &seq->keys[b], b && !seq->summaries ? &seq->keys[b - 1] : &none,
+			seq->map->block_tokens, seq->ns->block_bytes);
+	if (!added) {
 		atomic_store_explicit(&cell->state, CELL_REFUSED, memory_order_release);
 		seq->broken = true;
 		return false;
 	}
+	added->want_spot = true;
 	atomic_fetch_add(&cell->refs, 1);
 	own->cells[batch->n - 1] = cell;
 	return true;

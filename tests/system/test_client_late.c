@@ -1,8 +1,10 @@
 /*
- * test_client_late.c - a daemon that leaves one kind of message unanswered: no call outlives its deadline
+ * test_client_late.c - a daemon that leaves one kind of message unanswered: no call outlives its deadline; and what happens
+ * between an answer and its reading
  *
- * Between the library and a real kvpoold stands a relay that keeps messages of one type to itself.  Times are what the
- * calls took less what this process waited for a processor, so a host with other things to do does not make them late.
+ * Between the library and a real kvpoold stands a relay that keeps messages of one type to itself, or does something while
+ * it has one.  Times are what the calls took less what this process waited for a processor, so a host with other things to
+ * do does not make them late.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,6 +35,8 @@ struct relay {
 	pthread_t thread;
 	_Atomic int kept; /* type of the messages that go no further; 0: none */
 	_Atomic unsigned n_kept;
+	void (*meanwhile)(void *owner, int type); /* called with each message, before it goes on */
+	void *owner;
 	char packet[KVP_WIRE_MAX];
 };
 
@@ -83,6 +87,8 @@ static bool relay_packet(struct relay *relay, int from, int to, bool to_daemon)
 		atomic_fetch_add(&relay->n_kept, 1);
 		return true;
 	}
+	if (relay->meanwhile)
+		relay->meanwhile(relay->owner, head.type);
 	iov.iov_len = (size_t)n;
 	sent = sendmsg(to, &msg, MSG_NOSIGNAL) == n;
 	for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg); cmsg; cmsg = CMSG_NXTHDR(&msg, cmsg))
@@ -329,12 +335,88 @@ static void grants_that_could_not_be_mapped_go_back(void **state)
 	kvp_abandon(blocks, 64);
 }
 
+/* ---- what is stored, and gone when its writer hears of it ---- */
+
+struct taken {
+	struct kvp_ns *writes, *other; /* one namespace, by the relay and past it */
+	struct kvp_key key;
+	unsigned n_sent, n_answered, n_gone, n_again;
+};
+
+/* The block goes before the first answer is told, and somebody else stores it before the second message is read. */
+static void goes_and_comes_from_elsewhere(void *owner, int type)
+{
+	struct taken *taken = owner;
+
+	if (type == (KVP_MSG_PUBLISH | KVP_MSG_REPLY) && !taken->n_answered++)
+		taken->n_gone = kvp_delete(taken->other, &taken->key, 1, kvp_deadline_ms(20000)) == 1;
+	if (type == KVP_MSG_PUBLISH && taken->n_sent++ == 1)
+		taken->n_again = trial_put(taken->other, &taken->key, NULL, 9, TRIAL_BLOCK) == KVP_PUB_STORED;
+}
+
+static void given_a_copied_namespace(struct fixture *f, struct taken *taken)
+{
+	struct kvp_desc desc;
+	struct kvp_ns_opts opts = {.size = sizeof(opts), .flags = KVP_NS_COPIED, .name = "copied", .desc = &desc};
+
+	trial_desc(&desc);
+	*taken = (struct taken){.key = wire_key(9)};
+	assert_int_equal(kvp_ns_open(f->client, &opts, &taken->writes), 0);
+	assert_int_equal(kvp_ns_open(f->t.client, &opts, &taken->other), 0);
+	f->relay.owner = taken;
+	f->relay.meanwhile = goes_and_comes_from_elsewhere;
+}
+
+static uint8_t publishes(struct fixture *f, const struct taken *taken, struct kvp_view *view)
+{
+	struct kvp_block_ref block;
+	struct kvp_publish_item item = {.key = taken->key, .block = &block, .used_tokens = TRIAL_TOKENS, .view = view};
+	uint8_t result = 0;
+
+	assert_int_equal(kvp_reserve(taken->writes, 1, 0, kvp_deadline_ms(20000), &block), 1);
+	wire_fill(block.data, TRIAL_BLOCK, 9);
+	assert_int_equal(kvp_publish(taken->writes, &item, 1, &result), 1);
+	assert_null(block.data);
+	f->relay.meanwhile = NULL;
+	assert_int_equal(taken->n_gone, 1);
+	return result;
+}
+
+static void who_stored_a_block_hears_so_though_it_was_gone_before_it_could_be_held(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_view view;
+	struct taken taken;
+
+	given_a_copied_namespace(f, &taken);
+	assert_int_equal(publishes(f, &taken, &view), KVP_PUB_STORED);
+	assert_int_equal(taken.n_again, 1);
+	assert_true(wire_right(view.data, TRIAL_BLOCK, 9));
+	kvp_release(&view, 1);
+	kvp_ns_close(taken.writes);
+	kvp_ns_close(taken.other);
+}
+
+static void who_stores_a_block_and_holds_it_not_sends_it_once(void **state)
+{
+	struct fixture *f = *state;
+	struct taken taken;
+
+	given_a_copied_namespace(f, &taken);
+	assert_int_equal(publishes(f, &taken, NULL), KVP_PUB_STORED);
+	assert_int_equal(taken.n_sent, 1);
+	kvp_ns_close(taken.writes);
+	kvp_ns_close(taken.other);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 		TEST(no_call_outlives_its_deadline_whatever_message_is_not_answered),
 		TEST(grants_that_could_not_be_mapped_go_back),
+		TEST(who_stored_a_block_hears_so_though_it_was_gone_before_it_could_be_held),
+		TEST(who_stores_a_block_and_holds_it_not_sends_it_once),
 	};
 
 	if (argc > 1)
