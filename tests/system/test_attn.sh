@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kvpool-test: timeout=120
+# kvpool-test: parallel timeout=240
 # kvengine --attn through a pool: a part of the keys gives the same with a pool as without, out of the spill store too, and
 # what was computed from a part is never found by full attention.
 name=attn-$$

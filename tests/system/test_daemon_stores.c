@@ -1,4 +1,8 @@
-/* test_daemon_stores.c - a daemon with several spill stores: kills, reboots, and a store that is not there */
+/*
+ * test_daemon_stores.c - a daemon with several spill stores: kills, reboots, and a store that is not there
+ *
+ * kvpool-test: parallel timeout=240
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

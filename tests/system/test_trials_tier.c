@@ -4,7 +4,7 @@
  * B20, B21, B24, B25, B26, B27, B53, B79, B80 on a whole daemon; tests/unit/test_spill*.c has them on the store alone.
  * "Right or missing": exact bytes or a miss, never anything else.
  *
- * kvpool-test: timeout=240
+ * kvpool-test: parallel timeout=300
  */
 #include <setjmp.h>
 #include <stdarg.h>
