@@ -79,6 +79,7 @@ static const struct command commands[] = {
 		"  --scale-bytes N rows of int8, int4: bytes of scales for each token and head of K and of V (4)\n"
 		"  --slab SIZE     unit of memory (as kvpoold chooses by default)\n"
 		"  --spill SIZE    room of the spill store\n"
+		"  --spill-sector N  of the device it is: 512 ... (4096, as in a directory)\n"
 		"  --context N     tokens of a context (8192)\n"
 		"  --heads N       query heads (those of K)\n"
 		"  --hidden N      width of the model; with it, or --params, the arithmetic of a step\n"

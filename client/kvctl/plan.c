@@ -10,12 +10,12 @@
 #include "kvctl.h"
 #include "kvpool_desc.h"
 #include "kvpool_shm.h"
+#include "kvpool_spill.h"
 #include "option.h"
 #include "quantity.h"
 #include "report.h"
 
 #define MIB (1024ull * 1024)
-#define SPILL_HEAD 4096u /* of the store, of a segment, of a record */
 #define SPILL_SEGMENT (64 * MIB)
 
 static uint64_t round_up(uint64_t n, uint64_t step)
@@ -90,13 +90,14 @@ static struct plan_tier plan_tier(const struct plan_input *in, const struct plan
 
 static uint64_t spill_blocks(const struct plan_input *in, const struct plan *plan)
 {
-	uint64_t record = SPILL_HEAD + plan->block_stride;
+	uint32_t layers = in->layers < SPILL_LAYERS_MAX ? (uint32_t)in->layers : SPILL_LAYERS_MAX;
+	uint64_t record = spill_header_bytes(layers, false, (uint32_t)in->spill_sector) + plan->block_stride;
 
-	if (in->spill_bytes < SPILL_HEAD)
+	if (in->spill_bytes < SPILL_PAGE)
 		return 0;
-	if (in->spill_bytes - SPILL_HEAD < SPILL_SEGMENT)
-		return (in->spill_bytes - SPILL_HEAD) / record;
-	return (in->spill_bytes - SPILL_HEAD) / SPILL_SEGMENT * ((SPILL_SEGMENT - SPILL_HEAD) / record);
+	if (in->spill_bytes - SPILL_PAGE < SPILL_SEGMENT)
+		return (in->spill_bytes - SPILL_PAGE) / record;
+	return (in->spill_bytes - SPILL_PAGE) / SPILL_SEGMENT * ((SPILL_SEGMENT - SPILL_PAGE) / record);
 }
 
 static void plan_steps(const struct plan_input *in, struct plan *plan)
@@ -245,6 +246,7 @@ static const struct plan_number numbers[] = {
 	{"pool", AT(pool_bytes), 1ull << 50, true},
 	{"slab", AT(slab_bytes), 1ull << 50, true},
 	{"spill", AT(spill_bytes), 1ull << 50, true},
+	{"spill-sector", AT(spill_sector), SPILL_PAGE, true},
 	{"context", AT(context), 1 << 30, false},
 	{"heads", AT(heads), 1 << 16, false},
 	{"hidden", 0, 1 << 20, false}, /* sets params */
@@ -329,6 +331,11 @@ static int plan_options(struct options *options, struct plan_input *in)
 		complain(
 			"plan: --layers, --kv-heads, --head-dim, --dtype, --block-tokens and --pool must be given; see "
 			"kvctl help plan");
+		return OPTION_WRONG;
+	}
+	in->spill_sector = in->spill_sector ? in->spill_sector : SPILL_PAGE;
+	if (!spill_unit_ok((uint32_t)in->spill_sector)) {
+		complain("plan: --spill-sector is 512, 1024, 2048 or 4096");
 		return OPTION_WRONG;
 	}
 	in->dim_v = in->dim_v ? in->dim_v : in->dim_k;

@@ -12,6 +12,7 @@ struct plan_input {
 	uint64_t type_k, type_v; /* enum kvp_type */
 	uint64_t scale_bytes; /* for each token and head of K and of V */
 	uint64_t pool_bytes, slab_bytes, spill_bytes;
+	uint64_t spill_sector; /* what a header is rounded up to */
 	uint64_t context;
 	uint64_t heads; /* query heads */
 	uint64_t params; /* 0: no arithmetic of a step */

@@ -227,6 +227,32 @@ static void weights_are_counted_by_thousands_and_sizes_by_1024(void **state)
 	assert_int_equal(run(f, "plan", LLAMA, "--block-tokens", "16", "--spill", "8B"), 2);
 }
 
+/* 32 layers fit a sector; 47 do not. */
+static void on_a_device_a_record_takes_its_sectors(void **state)
+{
+	static const struct {
+		const char *layers, *sector;
+		uint64_t record;
+	} cases[] = {{"32", "4096", 4096}, {"32", "512", 512}, {"46", "512", 512}, {"47", "512", 1024}};
+	struct fake *f = *state;
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		uint64_t block = strtoull(cases[i].layers, NULL, 10) * 65536, segment = 64 << 20;
+		json_t *json;
+
+		assert_int_equal(run(f, "plan", "--layers", cases[i].layers, "--kv-heads", "8", "--head-dim", "128",
+					 "--dtype", "f16", "--block-tokens", "16", "--pool", "4G", "--spill", "20G",
+					 "--spill-sector", cases[i].sector, "--json"),
+			0);
+		json = parsed(f);
+		assert_int_equal(number(json_object_get(json, "spill"), "blocks"),
+			319 * ((segment - 4096) / (block + cases[i].record)));
+		json_decref(json);
+	}
+	assert_int_equal(run(f, "plan", LLAMA, "--block-tokens", "16", "--spill-sector", "513"), 2);
+	assert_says(f->err, "512, 1024, 2048 or 4096");
+}
+
 static void sizes_are_taken_as_people_write_them(void **state)
 {
 	static const char *const same[] = {"8G", "8g", "8GB", "8GiB", "8589934592"};
@@ -300,6 +326,7 @@ int main(void)
 		test(a_tile_that_is_not_full_counts_as_padding),
 		test(what_makes_no_sense_is_refused),
 		test(weights_are_counted_by_thousands_and_sizes_by_1024),
+		test(on_a_device_a_record_takes_its_sectors),
 		test(sizes_are_taken_as_people_write_them),
 		test(a_person_gets_lines),
 		test(the_manual_lists_every_counter),
