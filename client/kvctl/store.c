@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -535,10 +536,56 @@ static int store_add_key(struct look *look, struct spill_keys **keys, const char
 	return r < 0 ? KVCTL_FAILED : 0;
 }
 
+/* Where it lies, by whatever name. Return: false: nothing is there, which is said when it is opened. */
+static bool store_identity(const char *path, struct stat *st)
+{
+	char file[STORE_PATH_MAX];
+
+	if (stat(path, st) < 0)
+		return false;
+	snprintf(file, sizeof(file), "%.490s/" SPILL_STORE_NAME, path);
+	return !S_ISDIR(st->st_mode) || stat(file, st) == 0;
+}
+
+static bool same_store(const struct stat *a, const struct stat *b)
+{
+	if (S_ISBLK(a->st_mode) && S_ISBLK(b->st_mode))
+		return a->st_rdev == b->st_rdev;
+	return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
+/* What stands for one store twice would be counted twice. */
+static int look_add_path(struct look *look, const char *path)
+{
+	struct stat st, other;
+
+	for (unsigned i = 0; store_identity(path, &st) && i < look->n_paths; i++)
+		if (store_identity(look->paths[i], &other) && same_store(&st, &other)) {
+			complain("store: %s and %s are one store: name it once", look->paths[i], path);
+			return KVCTL_USAGE;
+		}
+	look->paths[look->n_paths++] = path;
+	return 0;
+}
+
+/* An option that would do nothing was meant to do something. */
+static int ask_check(const char *what, const struct store_ask *ask)
+{
+	const char *option = ask->rate && strcmp(what, "scrub") ? "--rate is for scrub"
+			     : ask->ns && strcmp(what, "drop")	? "--ns is for drop"
+								: NULL;
+
+	if (option)
+		complain("store: %s, not for %s; see kvctl help store", option, what);
+	return option ? KVCTL_USAGE : 0;
+}
+
 static int store_run(struct look *look, const char *what, const struct store_ask *ask)
 {
-	int r;
+	int r = ask_check(what, ask);
 
+	if (r)
+		return r;
 	if (!strcmp(what, "drop"))
 		return store_drop(look, ask);
 	if (!strcmp(what, "scrub"))
@@ -586,7 +633,8 @@ int store_command(int argc, char **argv)
 		return KVCTL_USAGE;
 	}
 	for (int i = optind + 1; i < argc; i++)
-		look.paths[look.n_paths++] = argv[i];
+		if ((r = look_add_path(&look, argv[i])))
+			return r;
 	r = store_run(&look, argv[optind], &ask);
 	look_close(&look);
 	return output_end(r);

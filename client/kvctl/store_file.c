@@ -48,11 +48,19 @@ static int store_length(struct store_file *store)
 		return -errno;
 	store->device = S_ISBLK(st.st_mode);
 	if (!store->device && !S_ISREG(st.st_mode))
-		return -EINVAL;
+		return -ENOTBLK;
 	store->bytes = (uint64_t)st.st_size;
 	if (store->device && ioctl(store->fd, BLKGETSIZE64, &store->bytes) < 0)
 		return -errno;
 	return 0;
+}
+
+/* What lies on a device behind its capacity is of a store that was there before, or somebody else's. */
+static uint32_t count_segments(const struct store_file *store)
+{
+	uint64_t bytes = store->bytes < store->super.capacity ? store->bytes : store->super.capacity;
+
+	return bytes > SPILL_SUPER_AREA ? (uint32_t)((bytes - SPILL_SUPER_AREA) / store->super.segment_bytes) : 0;
 }
 
 /* What the file has, and what its file system would give it; what is above its capacity is not for it. */
@@ -167,6 +175,8 @@ int store_file_open(struct store_file *store, const char *path, const struct spi
 	if (r < 0) {
 		if (r == -EBADMSG || r == -ENODATA)
 			complain("store: %s is no spill store, or its superblock is damaged", store->path);
+		else if (r == -ENOTBLK)
+			complain("store: %s is neither a directory, a file nor a block device", store->path);
 		else if (r == -EPROTONOSUPPORT)
 			complain("store: %s is of another format version; use the kvctl of the kvpoold that wrote it",
 				store->path);
@@ -182,8 +192,7 @@ int store_file_open(struct store_file *store, const char *path, const struct spi
 	}
 	leave_direct(store);
 	store->holds = store_holds(store);
-	if (store->bytes > SPILL_SUPER_AREA)
-		store->n_segments = (uint32_t)((store->bytes - SPILL_SUPER_AREA) / store->super.segment_bytes);
+	store->n_segments = count_segments(store);
 	return 0;
 }
 
@@ -357,7 +366,7 @@ static void walk_lost(struct walk *walk)
 	walk->segment->lost = spill_segment_is_lost(&walk->store->super, head, page, &spot, &walk->segment->n_lost);
 }
 
-/* Return: its entries, *seal filled; NULL: it has none that can be used, seal->n is 0 or how many records it had. */
+/* Return: its entries, *seal filled; NULL: it has none that can be used here, seal->n is 0 or how many records it had. */
 static struct spill_disk_entry *walk_index(struct walk *walk, struct spill_seal *seal)
 {
 	uint64_t segment_bytes = walk->store->super.segment_bytes, n;
@@ -367,13 +376,17 @@ static struct spill_disk_entry *walk_index(struct walk *walk, struct spill_seal 
 	struct spill_disk_entry *index;
 
 	seal->n = 0;
-	if (!page || spill_seal_decode(page, &spot, segment_bytes, seal) < 0 || store_file_is_closed(walk->store))
+	if (!page || spill_seal_decode(page, &spot, segment_bytes, seal) < 0)
 		return NULL;
 	memcpy(own, page, sizeof(own));
 	n = spill_index_bytes(seal->n);
 	page = walk_read(walk, segment_bytes - SPILL_PAGE - n, n);
 	if (!page || !spill_hash_equal(seal->index_hash, spill_hash_data(page, n)))
 		return NULL;
+	if (store_file_is_closed(walk->store)) {
+		walk->segment->sealed = true; /* and whole, though nobody reads it */
+		return NULL;
+	}
 	index = malloc(n);
 	if (!index)
 		return NULL;

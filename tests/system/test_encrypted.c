@@ -137,7 +137,9 @@ static void kvctl_shows_an_encrypted_store_with_its_key_and_counts_it_without(vo
 	assert_non_null(strstr(out, "200 records"));
 	assert_non_null(strstr(out, "encrypted, with key "));
 	assert_non_null(strstr(out, "without --key-file"));
+	assert_null(strstr(out, "without a seal")); /* they have one, though its entries cannot be read */
 	assert_int_equal(TRIAL_KVCTL(&k->t, out, sizeof(out), "store", "verify", k->t.spill), 0);
+	assert_null(strstr(out, "without a seal"));
 	assert_non_null(strstr(out, "200 records"));
 	assert_non_null(strstr(out, "0 damaged"));
 	assert_int_equal(

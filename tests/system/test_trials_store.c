@@ -396,8 +396,17 @@ static void a_stopped_store_is_dropped_and_a_served_one_is_not(void **state)
 static void what_is_no_store_is_refused(void **state)
 {
 	struct trial *t = *state;
+	char out[OUT], file[200];
 
-	assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "store", "verify", "/dev/null"), 1);
+	assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "store", "list", "/dev/null"), 1);
+	assert_non_null(strstr(out, "/dev/null is neither a directory, a file nor a block device"));
+	snprintf(file, sizeof(file), "%s/" SPILL_STORE_NAME, t->spill);
+	assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "store", "list", t->spill, file), 2); /* counted twice */
+	assert_non_null(strstr(out, "are one store: name it once"));
+	assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "store", "verify", "--rate", "1M"), 2);
+	assert_non_null(strstr(out, "--rate is for scrub, not for verify"));
+	assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "store", "list", "--ns", "m"), 2);
+	assert_non_null(strstr(out, "--ns is for drop, not for list"));
 	assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "store", "list", t->host.log), 1);
 	assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "store", "polish"), 2);
 	assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "store"), 2);
