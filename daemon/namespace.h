@@ -119,6 +119,7 @@ struct ns {
 	uint32_t coming_on[TOPOLOGY_NODES_MAX]; /* by node: those slabs */
 	struct slab *open[TOPOLOGY_NODES_MAX]; /* by node: slabs with free slots, those in use longest first */
 	uint64_t n_writing; /* blocks whose cold copy is being written */
+	uint64_t n_reading; /* blocks that are being read, into slots of its own */
 	struct ns_pack pack;
 	struct spill_layers
 		*layers; /* KVP_NS_LAYERS: where they end, once a record was written or read; tier_layers() */

@@ -1029,13 +1029,23 @@ unsigned spill_wait(struct spill *spill, uint64_t deadline_ns)
 	return spill_moved(spill, io_wait(spill->io, deadline_ns));
 }
 
-unsigned spill_writing(const struct spill *spill, uint64_t ns_id)
+static unsigned spill_moving(const struct spill *spill, enum transfer_kind kind, uint64_t ns_id)
 {
 	unsigned n = 0;
 
-	for (unsigned i = 0; spill->n_writes && i < spill->n_transfers; i++)
-		n += spill->transfers[i].kind == TRANSFER_WRITE && spill->transfers[i].record.ns_id == ns_id;
+	for (unsigned i = 0; spill->n_used && i < spill->n_transfers; i++)
+		n += spill->transfers[i].kind == kind && spill->transfers[i].record.ns_id == ns_id;
 	return n;
+}
+
+unsigned spill_writing(const struct spill *spill, uint64_t ns_id)
+{
+	return spill_moving(spill, TRANSFER_WRITE, ns_id);
+}
+
+unsigned spill_reading(const struct spill *spill, uint64_t ns_id)
+{
+	return spill_moving(spill, TRANSFER_READ, ns_id);
 }
 
 bool spill_stalled(const struct spill *spill, uint64_t ns)

@@ -192,8 +192,9 @@ int spill_fd(const struct spill *spill); /* readable: call spill_reap() */
 unsigned spill_reap(struct spill *spill);
 /** spill_wait() - as spill_reap(), blocking up to @deadline_ns: for start, drain and tests */
 unsigned spill_wait(struct spill *spill, uint64_t deadline_ns);
-/** spill_writing() - blocks of a namespace that are being written to it */
+/** spill_writing() - blocks of a namespace that are being written to it; spill_reading() - read from it */
 unsigned spill_writing(const struct spill *spill, uint64_t ns_id);
+unsigned spill_reading(const struct spill *spill, uint64_t ns_id);
 /** spill_stalled() - are transfers under way, of which none has ended for @ns? */
 bool spill_stalled(const struct spill *spill, uint64_t ns);
 /** spill_hung() - for so long that the store is down for it, and what is read may never come */

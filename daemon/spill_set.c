@@ -779,6 +779,16 @@ unsigned spill_set_stuck(const struct spill_set *set, uint64_t ns_id)
 	return 0;
 }
 
+unsigned spill_set_stuck_reads(const struct spill_set *set, uint64_t ns_id)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < set->n; i++)
+		if (set->members[i].spill && spill_hung(set->members[i].spill))
+			n += spill_reading(set->members[i].spill, ns_id);
+	return n;
+}
+
 bool spill_set_stalled(const struct spill_set *set, uint64_t ns)
 {
 	bool stalled = false;

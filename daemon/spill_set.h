@@ -63,6 +63,8 @@ unsigned spill_set_missing(const struct spill_set *set);
 uint64_t spill_set_longest(const struct spill_set *set);
 /** spill_set_stuck() - blocks of a namespace being written to stores that have let nothing end for a while, while another one moves and takes writes; else 0 */
 unsigned spill_set_stuck(const struct spill_set *set, uint64_t ns_id);
+/** spill_set_stuck_reads() - blocks of a namespace being read from stores that hang */
+unsigned spill_set_stuck_reads(const struct spill_set *set, uint64_t ns_id);
 /** spill_set_stalled() - every store that is up has let nothing end for @ns */
 bool spill_set_stalled(const struct spill_set *set, uint64_t ns);
 /** spill_set_hung() - may what is read from @place never come? */

@@ -175,6 +175,7 @@ static void tier_read_done(void *owner, int res, spill_place place)
 	(void)place;
 	tier_read_ended(ns->d->tier, ns->head->block_bytes, res == 0);
 	e->io = ENTRY_IDLE;
+	ns->n_reading--;
 	if (res == 0 && e->slot == NO_SLOT && !e->doomed) {
 		block_publish_fill(e, e->fill);
 		gauge_add(&ns->row->counters.restored, 1);
@@ -208,6 +209,17 @@ static bool entry_hangs(const struct entry *e)
 	return !spill || spill_set_hung(spill, e->cold);
 }
 
+/* Reads under way leave a quarter of the slots, one at least, to what comes new: should the store hang, they have them until it is
+   gone or well again.  Those that are stuck so no longer count. */
+static bool tier_read_may(const struct ns *ns)
+{
+	uint64_t most = ns->n_slots - (ns->n_slots + 3) / 4;
+
+	if (!most)
+		most = 1;
+	return ns->n_reading < most || ns->n_reading < most + spill_set_stuck_reads(ns->d->tier->spill, ns->id);
+}
+
 void tier_start_reads(struct ns *ns)
 {
 	while (ns->restore_head) {
@@ -217,17 +229,18 @@ void tier_start_reads(struct ns *ns)
 		bool hangs = e->slot == NO_SLOT && e->cold && entry_hangs(e);
 
 		if (e->slot == NO_SLOT && e->cold && !e->doomed && !hangs) {
-			if (!tier_make_room(ns, 1, TOPOLOGY_ANY))
-				return;
+			if (!tier_read_may(ns) || !tier_make_room(ns, 1, TOPOLOGY_ANY))
+				return; /* a completion calls again */
 			e->fill = block_begin_fill(ns, e);
 			if (e->fill == NO_SLOT)
 				return;
 			if (spill_set_read(ns->d->tier->spill, e->cold, &record, ns_slot_data(ns, e->fill),
 				    tier_read_done, e) < 0) {
 				block_drop_fill(ns, e->fill);
-				return; /* the queue is full: a completion calls again */
+				return; /* the queue is full */
 			}
 			e->io = ENTRY_READING;
+			ns->n_reading++;
 		}
 		ns->restore_head = e->queue_next;
 		if (!ns->restore_head)
@@ -338,6 +351,8 @@ static bool tier_read_ahead_one(struct entry *e)
 		return false; /* those who ask come first */
 	if (entry_hangs(e))
 		return true;
+	if (!tier_read_may(ns))
+		return false;
 	if (ns->n_free <= ns->n_slots * ns->d->config.free_percent / 200 &&
 		(!ns_add_slab(ns, TOPOLOGY_ANY, false) || !ns->n_free))
 		return false;
@@ -349,6 +364,7 @@ static bool tier_read_ahead_one(struct entry *e)
 		return false;
 	}
 	e->io = ENTRY_READING;
+	ns->n_reading++;
 	tier_read_begins(tier, ns->head->block_bytes);
 	gauge_add(&ns->row->counters.read_ahead, 1);
 	return true;

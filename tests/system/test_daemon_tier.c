@@ -574,21 +574,29 @@ static void what_goes_over_the_days_budget_is_dropped_and_counted_and_a_drain_is
 	assert_true(done.n_done > 20);
 }
 
+/* All reads and writes hang from the @n-th on. */
+static void start_hanging(struct fixture *f, unsigned n)
+{
+	char binary[sizeof(f->host.binary)], rule[32];
+	const char *build = getenv("BUILD");
+
+	memcpy(binary, f->host.binary, sizeof(binary));
+	snprintf(f->host.binary, sizeof(f->host.binary), "%s/kvpoold-fault", build ? build : "build");
+	snprintf(rule, sizeof(rule), "io.hang=1@%u+", n);
+	setenv("KVPOOL_FAULT", rule, 1);
+	assert_int_equal(host_start(&f->host, NULL), 0);
+	unsetenv("KVPOOL_FAULT");
+	memcpy(f->host.binary, binary, sizeof(binary));
+}
+
 static void a_hung_disk_stops_nobody_and_shows_within_seconds(void **state)
 {
 	struct fixture *f = *state;
-	char binary[sizeof(f->host.binary)];
-	const char *build = getenv("BUILD");
 	uint64_t start, worst = 0;
 
 	disconnect(f);
 	assert_int_equal(host_stop(&f->host), 0);
-	memcpy(binary, f->host.binary, sizeof(binary));
-	snprintf(f->host.binary, sizeof(f->host.binary), "%s/kvpoold-fault", build ? build : "build");
-	setenv("KVPOOL_FAULT", "io.hang=1@20+", 1);
-	assert_int_equal(host_start(&f->host, NULL), 0);
-	unsetenv("KVPOOL_FAULT");
-	memcpy(f->host.binary, binary, sizeof(binary));
+	start_hanging(f, 20);
 	connect_client(f);
 	start = wire_now();
 	for (uint64_t k = 0; wire_now() - start < 9000000000ull; k++) {
@@ -605,6 +613,31 @@ static void a_hung_disk_stops_nobody_and_shows_within_seconds(void **state)
 	assert_int_equal(atomic_load(&f->host.stats->counters.spill_state), 2);
 	assert_int_equal(atomic_load(&f->host.stats->counters.spill_last_errno), ETIMEDOUT);
 	assert_true(host_logged(&f->host, "waiting 5 s for a transfer failed", 0));
+	disconnect(f);
+	host_kill(&f->host);
+	assert_int_equal(host_start(&f->host, NULL), 0);
+	connect_client(f);
+}
+
+static void reads_of_a_hung_disk_do_not_take_all_memory(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_wire_admin_done done;
+	struct kvp_wire_found found[64];
+	struct kvp_key keys[64];
+
+	for (uint64_t k = 0; k < 100; k++)
+		put(&f->ns, k, NULL);
+	assert_int_equal(drain(f, &done), sizeof(done));
+	disconnect(f);
+	assert_int_equal(host_stop(&f->host), 0);
+	start_hanging(f, 8);
+	connect_client(f);
+	for (uint64_t k = 0; k < 64; k++) /* twice the pool */
+		keys[k] = wire_key(k);
+	assert_true(wire_restore(&f->ns, keys, 64, 2000, found) > 0);
+	for (uint64_t k = 200; k < 204; k++)
+		put(&f->ns, k, NULL);
 	disconnect(f);
 	host_kill(&f->host);
 	assert_int_equal(host_start(&f->host, NULL), 0);
@@ -875,6 +908,7 @@ int main(int argc, char **argv)
 		WITH_SPILL(what_goes_over_the_days_budget_is_dropped_and_counted_and_a_drain_is_not),
 		WITH_SPILL(memory_that_leaves_the_pool_is_pinned_no_more),
 		WITH_SPILL(a_hung_disk_stops_nobody_and_shows_within_seconds),
+		WITH_SPILL(reads_of_a_hung_disk_do_not_take_all_memory),
 		WITH_SPILL(a_drain_to_a_store_that_takes_nothing_ends_at_once_and_says_why),
 		WITH_SPILL(of_a_key_written_twice_the_later_record_counts_after_a_reboot),
 		WITH_SPILL(kills_while_blocks_come_and_go_never_show_wrong_bytes),
