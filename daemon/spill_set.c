@@ -34,6 +34,7 @@ struct member {
 	uint64_t retry_ns; /* the next one */
 	char message[256]; /* of its start */
 	time_t since; /* left out */
+	struct spill_stats past; /* counts of stores that were here and are closed: what is counted never goes down */
 };
 
 struct spill_set {
@@ -57,6 +58,22 @@ struct all {
 	unsigned n_left;
 	int res;
 };
+
+static void counts_add(struct spill_stats *sum, const struct spill_stats *one)
+{
+	sum->writes += one->writes;
+	sum->write_bytes += one->write_bytes;
+	sum->reads += one->reads;
+	sum->read_bytes += one->read_bytes;
+	sum->write_errors += one->write_errors;
+	sum->read_errors += one->read_errors;
+	sum->damaged += one->damaged;
+	sum->skipped += one->skipped;
+	sum->scrub_bytes += one->scrub_bytes;
+	sum->scrub_passes += one->scrub_passes;
+	sum->scrub_damaged += one->scrub_damaged;
+	sum->reclaimed += one->reclaimed;
+}
 
 /* ---- start ---- */
 
@@ -382,6 +399,7 @@ static void member_part_with_pulled(struct spill_set *set, struct member *member
 		set->telling_pulled = false;
 		if (!freed)
 			return;
+		counts_add(&member->past, &stats);
 		member->spill = NULL;
 		member->was_down = false;
 		snprintf(why, sizeof(why), "%.120s is not there any more: %s (errno %d)", member->opts.dir,
@@ -831,6 +849,7 @@ void spill_set_store_stats(const struct spill_set *set, unsigned i, struct spill
 
 	if (member->spill) {
 		spill_stats(member->spill, stats);
+		counts_add(stats, &member->past);
 		if (!member->telling)
 			return;
 		stats->state = SPILL_DOWN;
@@ -840,6 +859,7 @@ void spill_set_store_stats(const struct spill_set *set, unsigned i, struct spill
 		return;
 	}
 	*stats = (struct spill_stats){.state = SPILL_DOWN, .last_errno = -member->error, .since = member->since};
+	counts_add(stats, &member->past);
 	snprintf(stats->message, sizeof(stats->message), "%.210s%s", member->message,
 		member_is_missing(member) ? "; looked for every other second" : "");
 }
@@ -863,6 +883,7 @@ void spill_set_stats(const struct spill_set *set, struct spill_stats *all)
 			memcpy(all->message, one.message, sizeof(all->message));
 		all->takes_writes |= one.takes_writes;
 		all->last_errno = one.last_errno ? one.last_errno : all->last_errno;
+		counts_add(all, &one);
 		if (!set->members[i].spill)
 			continue;
 		all->uring &= one.uring;
@@ -877,17 +898,5 @@ void spill_set_stats(const struct spill_set *set, struct spill_stats *all)
 		if (one.read_ns_per_byte > 0 &&
 			(all->read_ns_per_byte <= 0 || one.read_ns_per_byte < all->read_ns_per_byte))
 			all->read_ns_per_byte = one.read_ns_per_byte;
-		all->writes += one.writes;
-		all->write_bytes += one.write_bytes;
-		all->reads += one.reads;
-		all->read_bytes += one.read_bytes;
-		all->write_errors += one.write_errors;
-		all->read_errors += one.read_errors;
-		all->damaged += one.damaged;
-		all->skipped += one.skipped;
-		all->scrub_bytes += one.scrub_bytes;
-		all->scrub_passes += one.scrub_passes;
-		all->scrub_damaged += one.scrub_damaged;
-		all->reclaimed += one.reclaimed;
 	}
 }

@@ -794,6 +794,9 @@ static void a_drive_that_is_pulled_is_off_and_plugged_in_again_back_with_all_its
 	assert_int_equal(stats.last_errno, ENOENT);
 	assert_true(stats.since > 0);
 	assert_non_null(strstr(stats.message, "is not there any more"));
+	assert_int_equal(stats.writes, 40);
+	spill_set_stats(set, &stats);
+	assert_int_equal(stats.writes, 40); /* what was counted stays counted */
 	assert_int_equal(f->n_gone, 40);
 	assert_int_equal(set_put(set, f, 41), -ENODEV);
 
@@ -807,6 +810,8 @@ static void a_drive_that_is_pulled_is_off_and_plugged_in_again_back_with_all_its
 	for (unsigned k = 0; k < 40; k++)
 		assert_int_equal(set_get(set, f, k), 0);
 	assert_int_equal(set_put(set, f, 41), 0);
+	spill_set_stats(set, &stats);
+	assert_int_equal(stats.writes, 41);
 	spill_set_close(set);
 }
 
