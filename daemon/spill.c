@@ -920,6 +920,7 @@ static void tell_end(struct spill *spill, char message[256])
 int spill_tell(struct spill **result, char message[256])
 {
 	struct spill *spill = *result;
+	bool direct = spill->file.direct;
 	int r = spill_tell_found(spill, UINT64_MAX);
 
 	if (r == 0 && !spill->stats.live_records &&
@@ -927,6 +928,8 @@ int spill_tell(struct spill **result, char message[256])
 		r = spill_remake(spill);
 	if (r < 0)
 		return tell_failed(result, r, message);
+	if (direct != spill->file.direct)
+		text_append(message, "; made anew, so with O_DIRECT");
 	tell_end(spill, message);
 	while (spill->allocating)
 		io_wait(spill->io, loop_now() + SPILL_SECOND);

@@ -623,6 +623,7 @@ void spill_peek(const struct spill_opts *opts, struct spill_identity *identity)
 int spill_file_remake(struct spill_file *file, const struct spill_opts *opts)
 {
 	uint64_t start = file->super.start, inode = file->super.inode;
+	char why[64];
 	int r;
 
 	if (choose_segment_bytes(opts) == file->super.segment_bytes && !file->small_unit)
@@ -639,7 +640,11 @@ int spill_file_remake(struct spill_file *file, const struct spill_opts *opts)
 	r = file_write_super(file);
 	if (r == 0 && file->raw)
 		r = spill_raw_forget_super(file);
-	return r < 0 ? r : 1;
+	if (r < 0)
+		return r;
+	if (!file->direct) /* its sectors may have been what O_DIRECT was refused for */
+		file_settle_direct(file, why);
+	return 1;
 }
 
 int spill_file_pass_keys(struct spill_file *file, const struct spill_opts *opts, const uint64_t *used, uint32_t n)

@@ -396,6 +396,9 @@ static void a_store_moved_to_larger_sectors_serves_says_what_it_costs_and_is_mad
 	assert_int_equal(fixture_open(f), 0);
 	assert_int_equal(f->n_found, 0);
 	assert_int_equal(f->spill->file.super.unit, 4096);
+	assert_true(stats_of(f).direct); /* from now on, not from the next start on */
+	assert_true(fcntl(f->spill->file.fd, F_GETFL) & O_DIRECT);
+	assert_non_null(strstr(f->message, "made anew, so with O_DIRECT"));
 	assert_int_equal(put(f, 1, SIZE), 0);
 	assert_int_equal(fixture_reopen(f), 0);
 	assert_true(stats_of(f).direct);
