@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "kvpool_shm.h"
+#include "spill.h"
 
 #define MIB (1024u * 1024u)
 
@@ -255,6 +256,20 @@ static bool config_is_device(const char *path)
 	return !strncmp(path, "/dev/", 5);
 }
 
+/* Names a kernel gives have no colons, those by path, serial number or array have: then one that is there, or of whose beginning no
+   device is there either, is all of it the name. */
+static bool config_is_device_name(const char *value, const char *colon)
+{
+	char before[256];
+
+	if (!colon)
+		return true;
+	if (!strchr(value + strlen("/dev/"), '/') || !colon[1])
+		return false;
+	snprintf(before, sizeof(before), "%.*s", (int)(colon - value), value);
+	return access(value, F_OK) == 0 || access(before, F_OK) < 0;
+}
+
 static int config_set_spill(struct config *config, const char *value)
 {
 	const char *colon = strrchr(value, ':');
@@ -272,11 +287,14 @@ static int config_set_spill(struct config *config, const char *value)
 	}
 	if (config->n_stores == CONFIG_STORES_MAX)
 		return -ERANGE;
-	sized = colon && colon != value && config_parse_size(colon + 1, &store.bytes) == 0;
-	if (!sized && store.device) /* names by path have colons */
+	sized = colon && colon != value && config_parse_size(colon + 1, &store.bytes) == 0 &&
+		store.bytes >= SPILL_CAPACITY_MIN;
+	if (!sized && store.device && config_is_device_name(value, colon)) {
+		store.bytes = 0; /* all there is */
 		colon = value + strlen(value);
-	else if (!sized || store.bytes < 16ull * MIB)
+	} else if (!sized) {
 		return -EINVAL;
+	}
 	if ((size_t)(colon - value) >= sizeof(store.path))
 		return -EINVAL;
 	memcpy(store.path, value, (size_t)(colon - value));
@@ -474,7 +492,7 @@ static const char *config_example(enum option_kind kind)
 	case OPTION_KEYS:
 		return "an absolute path of at most 255 bytes: use /etc/kvpool/spill.key";
 	case OPTION_SPILL:
-		return "DIR:SIZE: use /var/lib/kvpool:64G (16M at least), /dev/nvme1n1, or off";
+		return "DIR:SIZE or DEVICE[:SIZE]: use /var/lib/kvpool:64G (16M at least), /dev/nvme1n1, or off";
 	default:
 		return "PATH[,uid=N[,gid=N]][,mode=OCTAL]: use /run/kvpool/pod7.sock,uid=2007,mode=0660";
 	}

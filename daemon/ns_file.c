@@ -272,16 +272,29 @@ bool ns_file_spread(struct daemon *d, const char *dir, unsigned n)
 	return false;
 }
 
+/* Why not in there; 0: nothing is against it. */
+static int dir_error(const char *dir)
+{
+	struct stat st;
+
+	if (stat(dir, &st) < 0)
+		return errno;
+	if (!S_ISDIR(st.st_mode))
+		return ENOTDIR;
+	return access(dir, R_OK | W_OK | X_OK) < 0 ? errno : 0;
+}
+
 int ns_file_check(const struct config *config, char message[256])
 {
 	const char *dir = config_namespace_dir(config, 0);
+	int err;
 
 	/* of a store's own directory the store tells more; this one is nobody else's to miss */
-	if (dir && dir == config->namespace_dir && access(dir, R_OK | W_OK | X_OK) < 0) {
+	if (dir && dir == config->namespace_dir && (err = dir_error(dir))) {
 		snprintf(message, 256,
 			"namespace-dir %.80s: %.40s: without the files in it no block is found again: make it, as the daemon's user, or name the right one",
-			dir, strerror(errno));
-		return -errno;
+			dir, strerror(err));
+		return -err;
 	}
 	return 0;
 }

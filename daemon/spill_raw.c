@@ -32,7 +32,7 @@ static int raw_refused(const struct spill_file *file, int err, char message[256]
 		: err == EBUSY ? "it is mounted, or another program has it (lsblk shows what): change --spill"
 		: err == EACCES || err == EPERM
 			? "give it to the daemon's user (a udev rule with OWNER=); in a unit, PrivateDevices=no and DeviceAllow="
-		: err == EROFS ? "it is read-only: change --spill"
+		: err == EROFS ? "it is read-only: make it writable (blockdev --setrw), or change --spill"
 			       : "change --spill";
 
 	snprintf(message, 256, "cannot open spill store %.70s: %s; %s", file->path, strerror(err), way_out);
@@ -48,11 +48,24 @@ int spill_raw_path(struct spill_file *file, const char *path)
 	return n >= (int)sizeof(file->path) - 8 ? -ENAMETOOLONG : 0;
 }
 
+/* Some drivers let nobody open such a device to write, the others refuse each write: it looks like missing rights. */
+static bool raw_is_read_only(const struct spill_file *file)
+{
+	int fd = file->fd < 0 ? open(file->path, O_RDONLY | O_CLOEXEC) : file->fd, read_only = 0;
+
+	if (fd < 0 || ioctl(fd, BLKROGET, &read_only) < 0)
+		read_only = 0;
+	if (fd >= 0 && fd != file->fd)
+		close(fd);
+	return read_only;
+}
+
 int spill_raw_open(struct spill_file *file, char message[256])
 {
 	/* what a killed daemon had under way keeps it a moment longer; a mount, or a daemon that lives, for ever */
 	uint64_t end = loop_now() + SPILL_SECOND;
 	struct stat st;
+	int err;
 
 	if (stat(file->path, &st) < 0)
 		return raw_refused(file, errno, message);
@@ -64,7 +77,10 @@ int spill_raw_open(struct spill_file *file, char message[256])
 	}
 	while ((file->fd = open(file->path, O_RDWR | O_EXCL | O_CLOEXEC)) < 0 && errno == EBUSY && loop_now() < end)
 		usleep(10000);
-	return file->fd < 0 ? raw_refused(file, errno, message) : 0;
+	err = file->fd < 0 ? errno : 0;
+	if ((!err || err == EACCES || err == EPERM) && raw_is_read_only(file))
+		err = EROFS;
+	return err ? raw_refused(file, err, message) : 0;
 }
 
 int spill_raw_capacity(const struct spill_file *file, uint64_t *capacity, char message[256])
@@ -75,6 +91,13 @@ int spill_raw_capacity(const struct spill_file *file, uint64_t *capacity, char m
 		return raw_refused(file, errno, message);
 	if (!*capacity)
 		*capacity = bytes;
+	if (bytes < SPILL_CAPACITY_MIN) {
+		snprintf(message, 256,
+			"spill store %.80s has %" PRIu64
+			" bytes, a store needs %llu (16M) at least: give a larger device",
+			file->path, bytes, SPILL_CAPACITY_MIN);
+		return -EINVAL;
+	}
 	if (*capacity <= bytes)
 		return 0;
 	snprintf(message, 256,

@@ -464,15 +464,14 @@ static void a_store_more_and_a_store_less_are_taken_at_the_next_start(void **sta
 	assert_in_range(there, 20, N - 20);
 }
 
-/* A loop device over a file of 64 MiB, which goes with this process whatever becomes of it. Return: false: none can be had. */
-static bool loop_made(const struct several *s, const char *sector_bytes, char device[32])
+/* A loop device over a file of 64 MiB in that directory, which goes with this process whatever becomes of it. Return: false: none can be had. */
+static bool loop_made(const char *dir, const char *sector_bytes, char device[32])
 {
 	char command[300];
 	FILE *out;
 
 	snprintf(command, sizeof(command),
-		"truncate -s 64M %s/disk && exec losetup -b %s -f --show %s/disk 2>/dev/null", s->t.spill, sector_bytes,
-		s->t.spill);
+		"truncate -s 64M %s/disk && exec losetup -b %s -f --show %s/disk 2>/dev/null", dir, sector_bytes, dir);
 	out = popen(command, "re");
 	assert_non_null(out);
 	if (!fgets(device, 32, out))
@@ -504,8 +503,9 @@ static void a_raw_device_serves(struct several *s, const char *key_file)
 	const char *options[] = {"--pool", "2M", "--slab", "1M", "--free-percent", "0", "--heartbeat", "200", "--spill",
 		device, "--namespace-dir", s->dirs[0], key_file ? "--spill-key-file" : NULL, key_file, NULL};
 	const char *wrong[] = {"--spill", device, "--namespace-dir", "/nowhere/at/all", NULL};
+	char smaller[40];
 
-	if (geteuid() != 0 || !loop_made(s, "512", device)) {
+	if (geteuid() != 0 || !loop_made(s->t.spill, "512", device)) {
 		print_message("skipped: no loop device can be had here\n");
 		skip();
 	}
@@ -514,6 +514,9 @@ static void a_raw_device_serves(struct several *s, const char *key_file)
 	trial_memory_gone(&s->t);
 	assert_int_equal(host_start(&s->t.host, wrong), -1001);
 	assert_true(host_logged(&s->t.host, "namespace-dir /nowhere/at/all: No such file or directory", 0));
+	wrong[3] = device;
+	assert_int_equal(host_start(&s->t.host, wrong), -1001);
+	assert_true(host_logged(&s->t.host, ": Not a directory", 0));
 	assert_int_equal(host_start(&s->t.host, options), 0);
 	trial_attach(&s->t);
 	put_all(s, 0, N);
@@ -538,10 +541,51 @@ static void a_raw_device_serves(struct several *s, const char *key_file)
 	assert_non_null(strstr(out, "120"));
 	assert_int_equal(strstr(out, "encrypted, with key ") != NULL, key_file != NULL);
 	is_read_whole(s, key_file, device);
-	if (loop_made(s, "4096", larger)) /* moved to where sectors are larger than its headers */
+	if (loop_made(s->t.spill, "4096", larger)) /* moved to where sectors are larger than its headers */
 		is_read_whole(s, key_file, larger);
+	snprintf(smaller, sizeof(smaller), "%s:16M", device); /* its segments do not fit that: it is begun anew */
+	options[9] = smaller;
+	assert_int_equal(host_start(&s->t.host, options), 0);
+	trial_attach(&s->t);
+	put_all(s, 0, 10);
+	trial_detach(&s->t);
+	assert_int_equal(host_stop(&s->t.host), 0);
+	assert_int_equal(TRIAL_KVCTL(&s->t, out, sizeof(out), "store", "verify", device), 0);
+	assert_null(strstr(out, "cannot be read")); /* what lies behind it is not its own */
 	assert_int_equal(host_start(&s->t.host, NULL), 0);
 	trial_attach(&s->t);
+}
+
+static void stores_of_512_and_of_4096_bytes_a_sector_serve_side_by_side(void **state)
+{
+	struct several *s = *state;
+	char devices[2][32], out[8192], says[32];
+	const char *options[] = {"--pool", "2M", "--slab", "1M", "--free-percent", "0", "--heartbeat", "200", "--spill",
+		devices[0], "--spill", devices[1], "--namespace-dir", s->dirs[0], NULL};
+
+	if (geteuid() != 0 || !loop_made(s->dirs[1], "512", devices[0]) || !loop_made(s->dirs[2], "4096", devices[1])) {
+		print_message("skipped: no loop devices can be had here\n");
+		skip();
+	}
+	trial_detach(&s->t);
+	assert_int_equal(host_stop(&s->t.host), 0);
+	trial_memory_gone(&s->t);
+	assert_int_equal(host_start(&s->t.host, options), 0);
+	trial_attach(&s->t);
+	put_all(s, 0, N);
+	assert_int_equal(get_all(s, N), N);
+	for (unsigned i = 0; i < 2; i++)
+		assert_true(store_says(s, i, "live_records", says) > N / 4);
+	trial_detach(&s->t);
+	host_kill(&s->t.host);
+	assert_int_equal(host_start(&s->t.host, NULL), 0);
+	trial_attach(&s->t);
+	assert_int_equal(get_all(s, N), N);
+	trial_reboot(&s->t);
+	assert_int_equal(get_all(s, N), N);
+	assert_int_equal(TRIAL_KVCTL(&s->t, out, sizeof(out), "store", "verify"), 0);
+	assert_non_null(strstr(out, devices[0]));
+	assert_non_null(strstr(out, devices[1]));
 }
 
 static void blocks_on_a_raw_device_come_back_after_a_kill_and_a_reboot_and_kvctl_reads_them(void **state)
@@ -578,6 +622,7 @@ int main(void)
 		SEVERAL(what_hangs_below_a_store_that_is_missing_is_no_violation),
 		SEVERAL(where_the_file_system_of_a_store_is_gone_none_is_made_below),
 		SEVERAL(a_store_more_and_a_store_less_are_taken_at_the_next_start),
+		SEVERAL(stores_of_512_and_of_4096_bytes_a_sector_serve_side_by_side),
 		SEVERAL(blocks_on_a_raw_device_come_back_after_a_kill_and_a_reboot_and_kvctl_reads_them),
 		SEVERAL(encrypted_blocks_on_a_raw_device_come_back_after_a_kill_and_a_reboot_and_kvctl_reads_them),
 	};

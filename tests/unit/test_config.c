@@ -286,6 +286,33 @@ static void a_name_in_dev_is_a_device_its_size_may_be_left_out_and_namespaces_ne
 	assert_null(config_namespace_dir(&config, 0));
 }
 
+/* What stands behind the last colon is a size, or part of a name that has colons: of those the kernel gives none has. */
+static void a_wrong_size_of_a_device_is_refused_and_a_name_with_colons_is_not(void **state)
+{
+	static const char *const wrong[] = {"/dev/nvme1n1:abc", "/dev/nvme1n1:", "/dev/nvme1n1:-1", "/dev/nvme1n1:15M",
+		"/dev/nvme1n1:0", "/dev/disk/by-id/nvme-x:", NULL};
+	static const char *const names[] = {
+		"/dev/disk/by-path/pci-0000:00:1f.2-ata-1", "/dev/disk/by-id/usb-x-0:0", NULL};
+	struct config config;
+	char message[256];
+
+	(void)state;
+	for (unsigned i = 0; wrong[i]; i++) {
+		assert_int_equal(PARSE(&config, message, "--spill", wrong[i], "--namespace-dir", "/n"), -EINVAL);
+		assert_non_null(strstr(message, wrong[i]));
+		assert_non_null(strstr(message, "is not DIR:SIZE or DEVICE[:SIZE]: use "));
+		assert_non_null(strstr(message, "16M at least"));
+	}
+	for (unsigned i = 0; names[i]; i++) {
+		assert_int_equal(PARSE(&config, message, "--spill", names[i], "--namespace-dir", "/n"), 0);
+		assert_string_equal(config.stores[0].path, names[i]);
+		assert_true(config.stores[0].device && config.stores[0].bytes == 0);
+	}
+	/* a device is there by that name, without what stands behind the colon */
+	assert_int_equal(PARSE(&config, message, "--spill", "/dev/pts/ptmx:abc", "--namespace-dir", "/n"),
+		access("/dev/pts/ptmx", F_OK) == 0 ? -EINVAL : 0);
+}
+
 static void values_that_make_no_sense_are_refused_with_what_would(void **state)
 {
 	(void)state;
@@ -300,7 +327,7 @@ static void values_that_make_no_sense_are_refused_with_what_would(void **state)
 	refused("pool", "4096", "out of range (1M to 64T)");
 	refused("slab", "1", "out of range");
 	refused("slab", "2G", "is larger than pool");
-	refused("spill", "/var/x", "is not DIR:SIZE: use /var/lib/kvpool:64G");
+	refused("spill", "/var/x", "is not DIR:SIZE or DEVICE[:SIZE]: use /var/lib/kvpool:64G");
 	refused("spill", ":64G", "is not DIR:SIZE");
 	refused("spill", "/var/x:1M", "16M at least");
 	refused("max-clients", "0", "out of range (1 to 2048)");
@@ -628,6 +655,7 @@ int main(void)
 		cmocka_unit_test(spill_stores_are_a_list_and_flags_begin_it_anew),
 		cmocka_unit_test(several_key_files_are_kept_in_order_and_flags_replace_the_files),
 		cmocka_unit_test(a_name_in_dev_is_a_device_its_size_may_be_left_out_and_namespaces_need_a_directory),
+		cmocka_unit_test(a_wrong_size_of_a_device_is_refused_and_a_name_with_colons_is_not),
 		cmocka_unit_test(values_that_make_no_sense_are_refused_with_what_would),
 		cmocka_unit_test(pages_larger_than_the_pool_are_refused_by_the_names_that_were_given),
 		cmocka_unit_test(a_path_too_long_for_a_unix_address_is_refused_with_both_lengths),

@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <linux/fs.h>
 #include <linux/loop.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
@@ -617,6 +618,21 @@ static void what_is_no_device_or_smaller_than_asked_for_is_refused(void **state)
 	assert_non_null(strstr(f->message, "is it plugged in?"));
 }
 
+static void a_device_that_is_read_only_or_too_small_is_refused_as_such(void **state)
+{
+	static const int on = 1;
+	struct place *p = *state;
+
+	given_raw(p, 15 * MIB, 512);
+	refused_and_left_alone(p, -EINVAL, "has 15728640 bytes, a store needs 16777216 (16M) at least");
+	assert_int_equal(ftruncate(open(p->backing, O_WRONLY | O_CLOEXEC), 16 * MIB), 0);
+	assert_int_equal(ioctl(p->loop_fd, LOOP_SET_CAPACITY), 0);
+	assert_int_equal(ioctl(p->loop_fd, BLKROSET, &on), 0);
+	refused_and_left_alone(p, -EROFS, "it is read-only: make it writable (blockdev --setrw)");
+	assert_int_equal(ioctl(p->loop_fd, BLKROSET, &(int){0}), 0);
+	assert_int_equal(fixture_open(p->f), 0);
+}
+
 static void a_device_used_in_part_and_then_in_full_loses_nothing(void **state)
 {
 	struct place *p = *state;
@@ -841,6 +857,7 @@ int main(void)
 		RAW(a_mounted_device_is_refused_and_keeps_every_byte),
 		RAW(two_stores_never_share_a_device_by_whatever_name),
 		RAW(what_is_no_device_or_smaller_than_asked_for_is_refused),
+		RAW(a_device_that_is_read_only_or_too_small_is_refused_as_such),
 		RAW(a_device_used_in_part_and_then_in_full_loses_nothing),
 		RAW(a_store_begun_anew_on_a_device_shows_nothing_of_the_old_one),
 		RAW(a_device_whose_making_was_cut_short_is_made_at_the_next_start),
