@@ -306,7 +306,11 @@ static void on_lookup(struct peer *peer, const struct kvp_msg *msg, struct membe
 		return;
 	}
 	for (uint32_t i = 0; i < batch.n; i++)
-		tier_lookup(member->ns, &keys[i], batch.flags & KVP_WIRE_TOUCH, &found[i]);
+		tier_lookup(member->ns, &keys[i],
+			batch.flags & KVP_WIRE_TOUCH ? TIER_TOUCH
+			: msg->id		     ? TIER_LOOK
+						     : TIER_MISSED,
+			&found[i]);
 	peer_answer(peer, msg->type, msg->id, 0, found, batch.n * sizeof(found[0]), NULL, 0);
 }
 

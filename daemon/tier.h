@@ -36,8 +36,13 @@ void tier_restore(struct member *member, struct peer *peer, uint64_t msg_id, con
 /** tier_publish_staged() - KVP_MSG_PUBLISH of a copied namespace */
 void tier_publish_staged(
 	struct member *member, struct peer *peer, uint64_t msg_id, const struct kvp_wire_item *items, uint32_t n);
-/** tier_lookup() - state of one key, without side effects but the count of misses */
-void tier_lookup(struct ns *ns, const struct kvp_key *key, bool touch, struct kvp_wire_found *found);
+enum tier_lookup {
+	TIER_LOOK,
+	TIER_TOUCH, /* counts as a use */
+	TIER_MISSED, /* by who asks, whatever is here */
+};
+/** tier_lookup() - state of one key, without side effects but the count of misses, and a use if wanted */
+void tier_lookup(struct ns *ns, const struct kvp_key *key, enum tier_lookup how, struct kvp_wire_found *found);
 
 /** tier_entry_ready() - the entry became hot: who waits for it may have it */
 void tier_entry_ready(struct entry *e);

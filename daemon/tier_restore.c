@@ -40,6 +40,9 @@ static void tier_count_miss(struct ns *ns, uint32_t reason)
 	case KVP_MISS_COST:
 		gauge_add(&c->miss_cost, 1);
 		return;
+	case KVP_MISS_UNASKED:
+		gauge_add(&c->miss_unasked, 1);
+		return;
 	default:
 		gauge_add(&c->miss_never, 1);
 		return;
@@ -305,14 +308,16 @@ static struct kvp_wire_found tier_find(struct ns *ns, const struct kvp_key *key,
 	return found;
 }
 
-void tier_lookup(struct ns *ns, const struct kvp_key *key, bool touch, struct kvp_wire_found *found)
+void tier_lookup(struct ns *ns, const struct kvp_key *key, enum tier_lookup how, struct kvp_wire_found *found)
 {
 	struct entry *e;
 
 	*found = tier_find(ns, key, &e);
 	if (found->state == KVP_MISS)
 		tier_count_miss(ns, found->reason);
-	if (touch && e && found->state != KVP_MISS) {
+	else if (how == TIER_MISSED)
+		tier_count_miss(ns, KVP_MISS_UNASKED);
+	if (how == TIER_TOUCH && e && found->state != KVP_MISS) {
 		e->stamp = daemon_tick(ns->d);
 		policy_touch(e->ns, e);
 	}

@@ -353,7 +353,9 @@ enum kvp_miss_reason {
 	KVP_MISS_TIER = 5, /* it lies in a tier that is down */
 	KVP_MISS_COST = 6, /* would load slower than it is computed */
 	KVP_MISS_DETACHED = 7,
-	KVP_MISS_PINS = 8, /* it could not be mapped or pinned now */
+	KVP_MISS_PINS = 8, /* it could not be mapped or pinned now; the library maps it meanwhile */
+	KVP_MISS_UNASKED =
+		9, /* it was not asked for: it lies past the first miss, or not in memory and the deadline was 0 */
 };
 
 struct kvp_match_part {
@@ -417,7 +419,8 @@ KVP_API int kvp_request(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t 
 /**
  * kvp_acquire() - pin the leading run of @keys and get at its bytes
  * @views: n of them; the first return-value ones are usable, the rest tell MISS or PENDING
- * Starts reads of spilled blocks and waits for them to the deadline (0: only what is in DRAM, no round trip).
+ * Starts reads of spilled blocks and waits for them to the deadline (0: only what is in DRAM and mapped here, no round trip; what
+ * is in DRAM and not mapped yet is a miss for KVP_MISS_PINS, the rest for KVP_MISS_UNASKED).
  * A view stays valid and unchanged until released, whatever eviction or the daemon's death does; the one exception is a
  * process stopped past the hold limit, and kvp_release() tells.
  * With KVP_ACQUIRE_SOME blocks are given as they arrive, so that the caller works on them while the others are read: ask

@@ -41,7 +41,8 @@ enum kvp_msg_type {
 	KVP_MSG_RESERVE = 6, /* kvp_wire_reserve                -> kvp_wire_grant[0..n] */
 	KVP_MSG_PUBLISH = 7, /* kvp_wire_batch, kvp_wire_item[n] -> kvp_wire_result[n] */
 	KVP_MSG_ABANDON = 8, /* kvp_wire_batch, kvp_wire_grant[n] -> nothing */
-	KVP_MSG_LOOKUP = 9, /* kvp_wire_batch, kvp_key[n]      -> kvp_wire_found[n]; counts the misses by reason */
+	KVP_MSG_LOOKUP = 9, /* kvp_wire_batch, kvp_key[n]      -> kvp_wire_found[n]; counts the misses by reason; with
+				neither id nor KVP_WIRE_TOUCH: all were missed, those that are there too */
 	KVP_MSG_RESTORE = 10, /* kvp_wire_restore, kvp_key[n]   -> kvp_wire_found[n], by the deadline */
 	KVP_MSG_GRANTS = 11, /* kvp_wire_batch, kvp_wire_grant[n]: all grants the resumed session still has in this
 				namespace; others are taken back   -> nothing */

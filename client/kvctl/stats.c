@@ -353,8 +353,8 @@ static void print_hits(const struct totals *totals)
 	       ",\n",
 		(uint64_t)C(c->miss_never), (uint64_t)C(c->miss_evicted), (uint64_t)C(c->miss_sibling),
 		(uint64_t)C(c->miss_damaged));
-	printf("       tier down %" PRIu64 ", slower than computing %" PRIu64 "\n", (uint64_t)C(c->miss_tier),
-		(uint64_t)C(c->miss_cost));
+	printf("       tier down %" PRIu64 ", slower than computing %" PRIu64 ", not waited for %" PRIu64 "\n",
+		(uint64_t)C(c->miss_tier), (uint64_t)C(c->miss_cost), (uint64_t)C(c->miss_unasked));
 }
 
 static void print_balance(const struct snapshot *snapshot)

@@ -270,16 +270,17 @@ static void draw_misses(struct pen *pen, const struct top_data *data)
 		const char *why;
 		double n;
 	} reasons[] = {{"never seen", RATE_NS(data, miss_never)}, {"evicted", RATE_NS(data, miss_evicted)},
-		{"slower than computing", RATE_NS(data, miss_cost)}, {"tier down", RATE_NS(data, miss_tier)},
-		{"sibling", RATE_NS(data, miss_sibling)}, {"damaged", RATE_NS(data, miss_damaged)}};
+		{"slower than computing", RATE_NS(data, miss_cost)}, {"not waited for", RATE_NS(data, miss_unasked)},
+		{"tier down", RATE_NS(data, miss_tier)}, {"sibling", RATE_NS(data, miss_sibling)},
+		{"damaged", RATE_NS(data, miss_damaged)}};
 	char a[QUANTITY_ROOM];
 	bool any = false;
 
 	pen_write(pen, TOP_STRONG, "MISSES ");
-	for (unsigned i = 0; i < 6; i++) {
+	for (unsigned i = 0; i < sizeof(reasons) / sizeof(reasons[0]); i++) {
 		if (reasons[i].n <= 0)
 			continue;
-		pen_write(pen, i < 3 ? TOP_PLAIN : TOP_WRONG, "%s%s %s", any ? ", " : "", reasons[i].why,
+		pen_write(pen, i < 4 ? TOP_PLAIN : TOP_WRONG, "%s%s %s", any ? ", " : "", reasons[i].why,
 			quantity_short(a, (uint64_t)(reasons[i].n + .5)));
 		any = true;
 	}

@@ -83,7 +83,8 @@ static void ns_counters(FILE *out, const struct snapshot *snapshot)
 			uint64_t n;
 		} misses[] = {{"never", VALUE(c->miss_never)}, {"evicted", VALUE(c->miss_evicted)},
 			{"sibling", VALUE(c->miss_sibling)}, {"damaged", VALUE(c->miss_damaged)},
-			{"tier", VALUE(c->miss_tier)}, {"cost", VALUE(c->miss_cost)}};
+			{"tier", VALUE(c->miss_tier)}, {"cost", VALUE(c->miss_cost)},
+			{"unasked", VALUE(c->miss_unasked)}};
 
 		ns_labels(&snapshot->ns[i], labels);
 		for (unsigned j = 0; j < sizeof(misses) / sizeof(misses[0]); j++)

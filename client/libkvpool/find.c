@@ -511,7 +511,7 @@ static __attribute__((noinline)) bool acquire_slowly(struct acquire *a, struct s
 	if (r == FOUND_UNMAPPED)
 		r = find_pin_wait(a->map, &a->keys[a->at], a->deadline_ns, spot);
 	if (r != FOUND_PINNED)
-		a->reason = r == FOUND_NOT ? KVP_MISS_NEVER : KVP_MISS_PINS;
+		a->reason = r == FOUND_NOT ? KVP_MISS_UNASKED : KVP_MISS_PINS;
 	return r == FOUND_PINNED;
 }
 
@@ -655,10 +655,10 @@ static void acquire_rest(struct acquire *a, uint32_t reason)
 
 		if (i < a->asked_to && view->hit != KVP_HIT_RAM)
 			continue;
-		if (i < a->asked_to && i > a->at)
-			view_miss(view, a->ns, KVP_MISS, KVP_MISS_PINS); /* there, but past the run */
+		if (i > a->at && reason != KVP_MISS_DETACHED)
+			view_miss(view, a->ns, KVP_MISS, KVP_MISS_UNASKED); /* it may be there, but past the run */
 		else
-			view_miss(view, a->ns, KVP_MISS, i == a->at ? reason : KVP_MISS_NEVER);
+			view_miss(view, a->ns, KVP_MISS, i < a->asked_to ? KVP_MISS_PINS : reason);
 	}
 }
 
@@ -683,6 +683,19 @@ static __attribute__((noinline)) void acquire_tell(const struct acquire *a)
 		request_tell(a->map, a->keys, a->n, KVP_HINT_NONE);
 }
 
+/* Past a miss nothing is asked back, but missed it is; what the daemon said to be a miss it has counted. */
+static void acquire_tell_missed(const struct acquire *a)
+{
+	for (uint32_t i = a->at, n; i < a->n; i += n) {
+		bool counted = i < a->asked_to && a->views[i].hit == KVP_MISS;
+
+		for (n = 1; i + n < a->n && counted == (i + n < a->asked_to && a->views[i + n].hit == KVP_MISS);)
+			n++;
+		if (!counted)
+			lookup_tell(a->map, a->keys + i, n);
+	}
+}
+
 static __attribute__((noinline)) int64_t acquire_many(struct acquire *a)
 {
 	if (!a->map) {
@@ -701,8 +714,6 @@ static __attribute__((noinline)) int64_t acquire_many(struct acquire *a)
 	}
 	if (a->some && a->at && a->deadline_ns)
 		return acquire_some(a);
-	if (!a->deadline_ns)
-		lookup_tell(a->map, a->keys + a->at, a->n - a->at);
 	for (uint32_t round = 0; a->deadline_ns && a->at < a->n && round < a->n + 4; round++) {
 		uint32_t before = a->at;
 
@@ -716,11 +727,7 @@ static __attribute__((noinline)) int64_t acquire_many(struct acquire *a)
 		if (a->at == before && now_ns() >= a->deadline_ns)
 			break;
 	}
-	if (a->deadline_ns && a->at < a->n) { /* past a miss nothing is asked back, but missed it is */
-		uint32_t from = a->asked_to > a->at ? a->asked_to : a->at;
-
-		lookup_tell(a->map, a->keys + from, a->n - from);
-	}
+	acquire_tell_missed(a);
 	acquire_rest(a, kvp_state(a->ns->client, NULL) == KVP_ATTACHED ? a->reason : KVP_MISS_DETACHED);
 	acquire_count(a, a->n - a->at);
 	return a->at;

@@ -254,6 +254,50 @@ static void of_a_run_in_pieces_each_miss_is_counted_once(void **state)
 	assert_int_equal(atomic_load(&ns_row(f)->counters.miss_never), 4);
 }
 
+static uint64_t misses_told(const struct kvp_ns_counters *c)
+{
+	return atomic_load(&c->lookups) - atomic_load(&c->hits_ram) - atomic_load(&c->hits_spill);
+}
+
+static bool all_is_counted(void *arg)
+{
+	struct fixture *f = arg;
+	struct kvp_counts counts = {.size = sizeof(counts)};
+	const struct kvp_ns_counters *c = &ns_row(f)->counters;
+
+	assert_int_equal(kvp_counts(f->client, &counts), 0);
+	return misses_told(c) == counts.misses && atomic_load(&c->lookups) == counts.lookups;
+}
+
+/* Spilled, past a miss, or never there: for the daemon's hit rate as for the engine's. */
+static void what_is_not_waited_for_is_missed_for_a_true_reason_and_counted_by_both(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_key keys[8];
+	struct kvp_view views[8];
+
+	for (unsigned i = 0; i < 8; i++)
+		keys[i] = wire_key(i < 6 ? i : 5000 + i); /* the last two were never there */
+	put_many(f->ns, 0, 6);
+	put_many(f->ns, 1000, 150);
+	assert_int_equal(kvp_acquire(f->ns, keys, 8, 0, 0, views), 0);
+	for (unsigned i = 0; i < 8; i++) {
+		assert_int_equal(views[i].hit, KVP_MISS);
+		assert_int_equal(views[i].reason, KVP_MISS_UNASKED);
+	}
+	assert_true(wire_until(all_is_counted, f, 10000));
+	assert_int_equal(atomic_load(&ns_row(f)->counters.miss_unasked), 6);
+	assert_int_equal(atomic_load(&ns_row(f)->counters.miss_never), 2);
+	keys[2] = wire_key(7777); /* what is behind it is there, and of no use */
+	assert_int_equal(kvp_acquire(f->ns, keys, 8, 0, kvp_deadline_ms(10000), views), 2);
+	assert_int_equal(views[2].reason, KVP_MISS_NEVER);
+	assert_int_equal(views[3].reason, KVP_MISS_UNASKED);
+	assert_int_equal(kvp_release(views, 2), 0);
+	assert_true(wire_until(all_is_counted, f, 10000));
+	assert_int_equal(atomic_load(&ns_row(f)->counters.miss_unasked), 9);
+	assert_int_equal(atomic_load(&ns_row(f)->counters.miss_never), 5);
+}
+
 /* All that may go. */
 static void evict_all(struct fixture *f)
 {
@@ -476,6 +520,7 @@ int main(void)
 		TEST(a_prefetched_block_is_a_hit),
 		TEST(what_has_come_back_is_given_while_the_rest_is_waited_for),
 		TEST(of_a_run_in_pieces_each_miss_is_counted_once),
+		TEST(what_is_not_waited_for_is_missed_for_a_true_reason_and_counted_by_both),
 		TEST(a_chain_is_read_ahead_into_free_room),
 		TEST(nothing_goes_for_what_is_read_ahead),
 		TEST(more_than_the_pool_holds_is_no_error),

@@ -338,7 +338,8 @@ static const struct kvp_ns_counters *counters_of(struct trial *t)
 static uint64_t misses_in(const struct kvp_ns_counters *c)
 {
 	return atomic_load(&c->miss_never) + atomic_load(&c->miss_evicted) + atomic_load(&c->miss_sibling) +
-	       atomic_load(&c->miss_damaged) + atomic_load(&c->miss_tier) + atomic_load(&c->miss_cost);
+	       atomic_load(&c->miss_damaged) + atomic_load(&c->miss_tier) + atomic_load(&c->miss_cost) +
+	       atomic_load(&c->miss_unasked);
 }
 
 static uint64_t hits_in(const struct kvp_ns_counters *c)

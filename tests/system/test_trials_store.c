@@ -268,7 +268,8 @@ static void a_scrub_makes_damage_a_miss_before_it_is_asked_for(void **state)
 static uint64_t misses_of(const struct kvp_ns_counters *c)
 {
 	return atomic_load(&c->miss_never) + atomic_load(&c->miss_evicted) + atomic_load(&c->miss_sibling) +
-	       atomic_load(&c->miss_damaged) + atomic_load(&c->miss_tier) + atomic_load(&c->miss_cost);
+	       atomic_load(&c->miss_damaged) + atomic_load(&c->miss_tier) + atomic_load(&c->miss_cost) +
+	       atomic_load(&c->miss_unasked);
 }
 
 /* What a miss is counted for is known only when the record was read. */

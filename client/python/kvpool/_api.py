@@ -86,6 +86,7 @@ class MissReason(enum.IntEnum):
     COST = 6
     DETACHED = 7
     PINS = 8
+    UNASKED = 9
 
 
 class PublishResult(enum.IntEnum):
