@@ -247,7 +247,12 @@ static int ns_join_found(struct ns *ns, struct session *session, const struct kv
 			ns->head->name, ns->head->owner_uid, (unsigned)session->uid, ns->head->mode);
 		return -KVP_EACCES;
 	}
-	(void)join;
+	if (join->flags & (KVP_NS_COPIED | KVP_NS_IN_PLACE) & ~ns->head->flags) {
+		snprintf(reason, 256,
+			"namespace %s of uid %u was made %s: open it without KVP_NS_COPIED and KVP_NS_IN_PLACE, or another one",
+			ns->head->name, ns->head->owner_uid, ns->head->flags & KVP_NS_COPIED ? "copied" : "in place");
+		return -KVP_EINVAL;
+	}
 	return 0;
 }
 

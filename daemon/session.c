@@ -536,6 +536,7 @@ int session_make_stage(struct member *member, uint64_t n_blocks)
 	stage->n_blocks = n_blocks;
 	stage->bytes = bytes;
 	member->stage = stage;
+	gauge_add(&member->session->row->staged, (int64_t)n_blocks);
 	d->stage_bytes += bytes;
 	gauge_set(&d->pool.stats->counters.slab_bytes_staging, d->stage_bytes);
 	return 0;
@@ -574,6 +575,7 @@ void session_give_stage(struct member *member)
 {
 	if (!member->stage)
 		return;
+	gauge_add(&member->session->row->staged, -(int64_t)member->stage->n_blocks);
 	member->stage->given = true;
 	session_put_stage(member->session->d, member->stage);
 	member->stage = NULL;
@@ -900,6 +902,7 @@ static bool session_adopt(struct daemon *d, struct kvp_session_row *row, uint64_
 	s->uid = row->uid;
 	s->gid = row->gid;
 	gauge_set(&row->grants, 0); /* counted anew as they are adopted */
+	gauge_set(&row->staged, 0); /* areas of the last daemon's are nobody's */
 	gauge_set(&row->slabs, 0);
 	gauge_set(&row->pins, 0);
 	gauge_set(&row->oldest_pin_ms, 0);

@@ -232,6 +232,7 @@ KVP_API int kvp_counts(const struct kvp_client *client, struct kvp_counts *count
 
 enum kvp_ns_flags {
 	KVP_NS_JOIN = 1, /* must exist with this very descriptor, else -KVP_ENOENT or -KVP_EMISMATCH */
+	/* which of these two it is its maker says; who asks for the other one gets -KVP_EINVAL, who asks for none either */
 	KVP_NS_COPIED = 2, /* publish copies into memory no client can write; default when mode lets others write */
 	KVP_NS_IN_PLACE = 4, /* writers store straight into the pool and trust each other; default otherwise */
 	KVP_NS_READONLY = 8, /* look up only */

@@ -82,6 +82,7 @@ struct kvp_session_row {
 	_Atomic uint64_t lost_holds;
 	_Atomic uint64_t oldest_pin_ms; /* for so long it has held a block, at the last look; 0: it holds none */
 	_Atomic uint64_t ns_ids[KVP_STATS_SESSION_NS]; /* it has joined these, as far as they fit; 0: none */
+	_Atomic uint64_t staged; /* blocks of its staging areas, which it may store into too */
 };
 #define KVP_SESSION_ROW_LEAST 232u
 

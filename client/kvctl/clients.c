@@ -35,6 +35,7 @@ static json_t *session_json(const struct kvp_session_row *row, const struct pool
 	json_object_set_new(json, "age_s", age < 0 ? json_null() : json_real(age));
 #define FIELD(name) json_object_set_new(json, #name, json_u64(C(row->name)))
 	FIELD(grants);
+	FIELD(staged);
 	FIELD(pins);
 	FIELD(slabs);
 	FIELD(lookups);
@@ -67,7 +68,7 @@ static void clients_print(const struct pool *pool, const struct snapshot *snapsh
 		quantity_age(text, session_age_s(row, pool));
 		table_cell(&table, "%s", row->connected ? text : "closed");
 		table_cell(&table, "%s", quantity_short(text, C(row->pins)));
-		table_cell(&table, "%s", quantity_short(text, C(row->grants)));
+		table_cell(&table, "%s", quantity_short(text, C(row->grants) + C(row->staged)));
 		table_cell(&table, "%s", quantity_short(text, C(row->lookups)));
 		table_cell(&table, "%s", quantity_share_short(text, C(row->hits_ram), C(row->lookups)));
 		table_cell(&table, "%s", quantity_share_short(text, C(row->hits_spill), C(row->lookups)));

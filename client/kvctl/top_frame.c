@@ -440,7 +440,8 @@ static void draw_session(struct pen *pen, const struct top_data *data, const str
 	draw_cells(pen, TOP_PLAIN,
 		(const char *const[]){text_clean(comm, sizeof(comm), row->comm, sizeof(row->comm)),
 			report_user(row->uid, user), t[0], quantity_short(t[1], C(row->pins)),
-			quantity_age(t[2], (double)C(row->oldest_pin_ms) / 1000), quantity_short(t[3], C(row->grants)),
+			quantity_age(t[2], (double)C(row->oldest_pin_ms) / 1000),
+			quantity_short(t[3], C(row->grants) + C(row->staged)),
 			quantity_short(t[4], (uint64_t)(use.asked + .5)),
 			quantity_share_short(t[5], (uint64_t)(use.ram * 1000), (uint64_t)(use.asked * 1000)),
 			quantity_share_short(t[6], (uint64_t)(use.disk * 1000), (uint64_t)(use.asked * 1000))});

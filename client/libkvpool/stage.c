@@ -10,6 +10,7 @@
  */
 #include "internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -264,17 +265,40 @@ void stage_ready(struct ns_map *map)
 	stage_have(map, after_ms(TRY_MS));
 }
 
+/* Fewer blocks than were asked for: @refused is what the daemon said when it had no area for us, or empty. */
+static void stage_say_why(struct ns_map *map, uint32_t n, const char *refused)
+{
+	uint64_t n_blocks;
+
+	pthread_mutex_lock(&map->lock);
+	n_blocks = map->stages && map->stages->current ? map->stages->n_blocks : 0;
+	pthread_mutex_unlock(&map->lock);
+	if (n_blocks)
+		fail_say(
+			"namespace %s is copied: its staging area has %llu blocks, fewer are free than the %u asked for: "
+			"publish or abandon some of those reserved",
+			map->head->name, (unsigned long long)n_blocks, n);
+	else if (refused[0])
+		fail_say("%s", refused);
+}
+
 uint32_t stage_rooms(struct ns_map *map, uint32_t n, uint64_t deadline_ns, struct room *rooms)
 {
+	char refused[256] = "";
 	uint32_t got = 0;
 
 	for (;;) {
 		int r = stage_have(map, deadline_ns ? deadline_ns : after_ms(TRY_MS));
 
+		if (r == -KVP_ENOSPC)
+			snprintf(refused, sizeof(refused), "%s", self_error());
 		while (got < n && stage_take(map, &rooms[got]))
 			got++;
 		if (got || !n || (r < 0 && r != -KVP_ENOSPC) || now_ns() + STAGE_ASK_MS * MS > deadline_ns)
-			return got;
+			break;
 		nanosleep(&(struct timespec){.tv_nsec = STAGE_ASK_MS * (long)MS}, NULL);
 	}
+	if (got < n)
+		stage_say_why(map, n, refused);
+	return got;
 }

@@ -562,6 +562,43 @@ static bool nothing_is_staged(void *arg)
 	return !atomic_load(&f->host.stats->counters.slab_bytes_staging);
 }
 
+static uint64_t staged_by_all(const struct fixture *f)
+{
+	const struct kvp_stats *stats = f->host.stats;
+	const struct kvp_session_row *rows = (const void *)((const char *)stats + stats->session_off);
+	uint64_t n = 0;
+
+	for (unsigned i = 0; i < KVP_STATS_SESSIONS_MAX; i++)
+		n += atomic_load(&rows[i].session_id) ? atomic_load(&rows[i].staged) : 0;
+	return n;
+}
+
+static void who_asks_for_what_a_copied_namespace_is_not_or_has_not_is_told_so(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_block_ref blocks[50] = {0};
+	struct kvp_ns *ns, *other;
+	int64_t n;
+
+	assert_int_equal(try_ns(f->a, "long", KVP_NS_COPIED, 0, NULL, LONG_BLOCK, &ns), 0);
+	assert_int_equal(try_ns(f->b, "long", KVP_NS_IN_PLACE, 0, NULL, LONG_BLOCK, &other), -KVP_EINVAL);
+	assert_non_null(strstr(kvp_error(f->b), "namespace long of uid "));
+	assert_non_null(strstr(kvp_error(f->b), " was made copied: "));
+	assert_int_equal(try_ns(f->b, "n", KVP_NS_COPIED, 0, NULL, BLOCK, &other), -KVP_EINVAL);
+	assert_non_null(strstr(kvp_error(f->b), " was made in place: "));
+	n = kvp_reserve(ns, 50, 0, kvp_deadline_ms(20000), blocks);
+	assert_in_range(n, 1, 5);
+	assert_int_equal(staged_by_all(f), n); /* an operator sees who has them */
+	assert_non_null(strstr(kvp_error(f->a), "its staging area has "));
+	assert_non_null(strstr(kvp_error(f->a), "fewer are free than the 50 asked for"));
+	assert_int_equal(kvp_reserve(ns, 1, 0, kvp_deadline_ms(50), blocks + n), 0);
+	assert_non_null(strstr(kvp_error(f->a), "fewer are free than the 1 asked for"));
+	kvp_abandon(blocks, (uint32_t)n);
+	assert_true(wire_until(nothing_is_staged, f, 20000));
+	assert_int_equal(staged_by_all(f), 0);
+	kvp_ns_close(ns);
+}
+
 static void idle_writers_of_a_copied_namespace_keep_nobody_waiting(void **state)
 {
 	struct fixture *f = *state;
@@ -1093,6 +1130,7 @@ int main(void)
 		TEST(joining_what_is_not_there_or_is_other_is_refused),
 		TEST(a_sibling_finds_nothing_and_is_told_why),
 		TEST(a_copied_namespace_takes_blocks_by_staging),
+		TEST(who_asks_for_what_a_copied_namespace_is_not_or_has_not_is_told_so),
 		TEST(idle_writers_of_a_copied_namespace_keep_nobody_waiting),
 		TEST(a_reserved_block_of_a_copied_namespace_stays_however_long_it_is_idle),
 		TEST(busy_writers_of_a_copied_namespace_take_turns),
