@@ -5,6 +5,7 @@
  * that.  No block, key or secret of a namespace is in it: none of these commands prints any.
  */
 #define _GNU_SOURCE 1
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -23,7 +24,7 @@
 #define LIMIT_S "20" /* for each command */
 
 struct bundle {
-	char dir[64];
+	char dir[1024];
 	char file[4096];
 	char kvctl[4096];
 	const struct pool *pool;
@@ -136,18 +137,48 @@ static int pack(const struct bundle *bundle)
 {
 	const char *base = strrchr(bundle->dir, '/') + 1;
 	const char *words[] = {"tar", "--create", "--gzip", "--file", bundle->file, "--directory", "..", base, NULL};
-	const char *away[] = {"rm", "-rf", "--", bundle->dir, NULL};
-	mode_t mask = umask(077);
 	int r = run(bundle, "pack.txt", words);
 
-	umask(mask);
-	if (r)
-		complain("support-bundle: tar cannot write %s (its status is %d); what was collected is left in %s: "
-			 "make room there, or name another --output",
-			bundle->file, r, bundle->dir);
-	else
-		run(bundle, "away.txt", away);
-	return r ? KVCTL_FAILED : KVCTL_DONE;
+	if (!r)
+		return KVCTL_DONE;
+	complain("support-bundle: tar cannot write %s (its status is %d): make room there, or name another --output",
+		bundle->file, r);
+	unlink(bundle->file);
+	return KVCTL_FAILED;
+}
+
+/* What was collected: files only. */
+static void put_away(const struct bundle *bundle)
+{
+	DIR *dir = opendir(bundle->dir);
+	const struct dirent *entry;
+
+	while (dir && (entry = readdir(dir)))
+		unlinkat(dirfd(dir), entry->d_name, 0);
+	if (dir)
+		closedir(dir);
+	rmdir(bundle->dir);
+}
+
+/* Before anything is collected, so that a path that cannot be had costs nobody a minute.  What is there is never touched. */
+static int make_places(struct bundle *bundle)
+{
+	const char *tmp = getenv("TMPDIR");
+	int fd = open(bundle->file, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+
+	if (fd < 0) {
+		complain("support-bundle: %s: %s: name another --output", bundle->file,
+			errno == EEXIST ? "it is there already" : strerror(errno));
+		return KVCTL_FAILED;
+	}
+	close(fd);
+	snprintf(bundle->dir, sizeof(bundle->dir), "%.900s/kvpool-bundle-XXXXXX", tmp && *tmp == '/' ? tmp : "/tmp");
+	if (!mkdtemp(bundle->dir)) {
+		complain("support-bundle: cannot make %s: %s: set TMPDIR", bundle->dir, strerror(errno));
+		unlink(bundle->file);
+		return KVCTL_FAILED;
+	}
+	return 0;
 }
 
 static int bundle_file(struct bundle *bundle, const char *output)
@@ -168,12 +199,7 @@ static int bundle_file(struct bundle *bundle, const char *output)
 	else
 		snprintf(bundle->file, sizeof(bundle->file), "%s/kvpool-%.40s-%s.tar.gz", cwd, bundle->pool->name,
 			stamp);
-	snprintf(bundle->dir, sizeof(bundle->dir), "/tmp/kvpool-bundle-XXXXXX");
-	if (!mkdtemp(bundle->dir)) {
-		complain("support-bundle: cannot make a directory in /tmp: %s", strerror(errno));
-		return KVCTL_FAILED;
-	}
-	return 0;
+	return make_places(bundle);
 }
 
 int bundle_command(int argc, char **argv)
@@ -203,6 +229,7 @@ int bundle_command(int argc, char **argv)
 	fflush(stdout);
 	collect(&bundle);
 	r = pack(&bundle);
+	put_away(&bundle);
 	if (!r)
 		printf("%s: state, log and surroundings of pool %s\nNo block, key or secret is in it; names of namespaces, "
 		       "users and programs are.\n",

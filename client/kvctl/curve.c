@@ -24,7 +24,8 @@ double curve_share(const struct kvp_curve *curve, uint64_t pool, uint64_t spill)
 {
 	uint64_t tokens = C(curve->tokens);
 
-	return tokens ? kvp_curve_hits(curve, (double)pool + (double)spill) / (double)tokens : 0;
+	/* each part is rounded to whole tokens: of few, their sum may be more */
+	return tokens ? fmin(1, kvp_curve_hits(curve, (double)pool + (double)spill) / (double)tokens) : 0;
 }
 
 double curve_per_hour(const struct kvp_curve *curve, double share)

@@ -28,6 +28,7 @@ struct replay_trace {
 	struct kvp_key *keys; /* by number */
 	uint64_t requests_room, ids_room; /* while it is read */
 	struct id_map *map;
+	char wrong[160]; /* with it, where it could not be read */
 };
 
 /** replay_trace_read() - a kvt1 trace, plain or compressed with zstd, or Mooncake's JSON lines. Return: 0; -errno with @why. */

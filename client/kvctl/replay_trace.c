@@ -4,8 +4,11 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <zstd.h>
 
 #define WINDOW_LOG_MAX 27
@@ -80,6 +83,21 @@ static int64_t map_number(struct id_map *map, uint64_t id)
 
 /* ---- requests ---- */
 
+/* What is wrong with the line, and from which column on; 0: with all of it. */
+static __attribute__((format(printf, 3, 4))) int line_wrong(
+	struct replay_trace *trace, int64_t column, const char *format, ...)
+{
+	va_list args;
+	size_t n = 0;
+
+	if (column)
+		n = (size_t)snprintf(trace->wrong, sizeof(trace->wrong), "column %" PRId64 ": ", column);
+	va_start(args, format);
+	vsnprintf(trace->wrong + n, sizeof(trace->wrong) - n, format, args);
+	va_end(args);
+	return -EINVAL;
+}
+
 static int trace_add_id(struct replay_trace *trace, uint64_t id)
 {
 	struct replay_request *request = &trace->requests[trace->n_requests];
@@ -119,7 +137,8 @@ static int trace_begin(struct replay_trace *trace, uint64_t time_ms, uint64_t to
 		trace->requests_room = room;
 	}
 	if (trace->n_requests && time_ms < trace->requests[trace->n_requests - 1].time_ms)
-		return -EINVAL;
+		return line_wrong(trace, 0, "its time, %" PRIu64 " ms, is before %" PRIu64 " ms of a request above it",
+			time_ms, trace->requests[trace->n_requests - 1].time_ms);
 	trace->requests[trace->n_requests] =
 		(struct replay_request){.time_ms = time_ms, .tokens = tokens, .first = trace->n_ids};
 	return 0;
@@ -144,8 +163,24 @@ static bool number_read(const char **text, uint64_t *n)
 		return false;
 	errno = 0;
 	*n = strtoull(*text, &end, 10);
+	if (errno || *n >= UINT64_MAX / 2)
+		return false;
 	*text = end;
-	return !errno && *n < UINT64_MAX / 2;
+	return true;
+}
+
+/* As number_read(), where one must be. */
+static int number_take(struct replay_trace *trace, const char *line, const char **text, const char *field, uint64_t *n)
+{
+	int length;
+
+	if (number_read(text, n))
+		return 0;
+	length = (int)strcspn(*text, " \t");
+	if (!length)
+		return line_wrong(trace, *text - line + 1, "%s is missing", field);
+	return line_wrong(trace, *text - line + 1, "%s is no number below 2^63: \"%.*s\"", field,
+		length < 32 ? length : 32, *text);
 }
 
 static int kvt_comment(struct replay_trace *trace, const char *line)
@@ -157,56 +192,90 @@ static int kvt_comment(struct replay_trace *trace, const char *line)
 		return 0;
 	block += strlen("block=");
 	if (!number_read(&block, &n) || !n || n > 1 << 20)
-		return -EINVAL;
+		return line_wrong(trace, block - line + 1, "block= must be 1 to 1048576 tokens");
 	trace->block_tokens = (uint32_t)n;
 	return 0;
+}
+
+/* One id, or a-b. */
+static int kvt_ids(struct replay_trace *trace, const char *line, const char **at)
+{
+	const char *begin = *at;
+	uint64_t from, to;
+	int r = number_take(trace, line, at, "a block's id", &from);
+
+	to = from;
+	if (!r && **at == '-') {
+		(*at)++;
+		r = number_take(trace, line, at, "the end of a range of ids", &to);
+	}
+	if (!r && (to < from || to - from > REQUEST_BLOCKS_MAX))
+		r = line_wrong(trace, begin - line + 1, "a range of ids ends before it begins, or has more than %u",
+			REQUEST_BLOCKS_MAX);
+	for (; !r && from <= to; from++)
+		r = trace_add_id(trace, from);
+	return r;
 }
 
 /* time_ms input_tokens output_tokens ids...; a-b stands for all from a to b */
 static int kvt_line(struct replay_trace *trace, const char *line)
 {
-	uint64_t time_ms, tokens, output, from, to;
+	uint64_t time_ms, tokens, output;
+	const char *at = line;
 	int r;
 
 	if (*line == '#')
 		return kvt_comment(trace, line);
-	if (!number_read(&line, &time_ms))
-		return *line ? -EINVAL : 0; /* an empty line */
-	if (!number_read(&line, &tokens) || !number_read(&line, &output))
-		return -EINVAL;
-	r = trace_begin(trace, time_ms, tokens);
-	while (!r && number_read(&line, &from)) {
-		to = from;
-		if (*line == '-' && (line++, !number_read(&line, &to)))
-			return -EINVAL;
-		if (to < from || to - from > REQUEST_BLOCKS_MAX)
-			return -EINVAL;
-		for (; !r && from <= to; from++)
-			r = trace_add_id(trace, from);
-	}
-	if (!r && *line)
-		return -EINVAL;
+	at += strspn(at, " \t");
+	if (!*at)
+		return 0;
+	r = number_take(trace, line, &at, "time_ms", &time_ms);
+	if (!r)
+		r = number_take(trace, line, &at, "input_tokens", &tokens);
+	if (!r)
+		r = number_take(trace, line, &at, "output_tokens", &output);
+	if (!r)
+		r = trace_begin(trace, time_ms, tokens);
+	while (!r && *(at += strspn(at, " \t")))
+		r = kvt_ids(trace, line, &at);
 	if (!r)
 		trace_end(trace);
 	return r;
 }
 
+static int mooncake_number(struct replay_trace *trace, const json_t *line, const char *field, uint64_t *n)
+{
+	const json_t *value = json_object_get(line, field);
+
+	if (!json_is_integer(value) || json_integer_value(value) < 0)
+		return line_wrong(trace, 0, "\"%s\" is %s", field, value ? "no whole number from 0 on" : "missing");
+	*n = (uint64_t)json_integer_value(value);
+	return 0;
+}
+
 /* {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]} */
 static int mooncake_line(struct replay_trace *trace, const char *line)
 {
-	json_t *json = json_loads(line, 0, NULL), *id, *ids = json_object_get(json, "hash_ids");
-	json_t *at = json_object_get(json, "timestamp"), *tokens = json_object_get(json, "input_length");
+	json_error_t error;
+	json_t *json = json_loads(line, 0, &error), *id, *ids = json_object_get(json, "hash_ids");
+	uint64_t at, tokens;
 	size_t i;
-	int r = -EINVAL;
+	int r;
 
-	if (json_is_integer(at) && json_is_integer(tokens) && json_is_array(ids) && json_integer_value(at) >= 0 &&
-		json_integer_value(tokens) >= 0)
-		r = trace_begin(trace, (uint64_t)json_integer_value(at), (uint64_t)json_integer_value(tokens));
+	if (!json)
+		return line_wrong(trace, error.column, "no JSON object: %.120s", error.text);
+	r = mooncake_number(trace, json, "timestamp", &at);
+	if (!r)
+		r = mooncake_number(trace, json, "input_length", &tokens);
+	if (!r && !json_is_array(ids))
+		r = line_wrong(trace, 0, "\"hash_ids\" is %s", ids ? "no array" : "missing");
+	if (!r)
+		r = trace_begin(trace, at, tokens);
 	if (!r) {
 		json_array_foreach(ids, i, id)
 		{
-			if (!json_is_integer(id) || json_integer_value(id) < 0)
-				r = -EINVAL;
+			if (!r && (!json_is_integer(id) || json_integer_value(id) < 0))
+				r = line_wrong(trace, 0, "\"hash_ids\"[%zu] is no whole number from 0 on", i);
 			r = r ? r : trace_add_id(trace, (uint64_t)json_integer_value(id));
 		}
 	}
@@ -264,18 +333,20 @@ static int lines_feed(struct lines *lines, struct replay_trace *trace, const cha
 	return r;
 }
 
+/* *left: 0: no frame is open */
 static int zstd_feed(
-	ZSTD_DStream *stream, ZSTD_inBuffer *in, struct lines *lines, struct replay_trace *trace, const char **problem)
+	ZSTD_DStream *stream, ZSTD_inBuffer *in, struct lines *lines, struct replay_trace *trace, size_t *left)
 {
 	static char text[1 << 17];
 
 	for (;;) {
 		ZSTD_outBuffer out = {text, sizeof(text), 0};
-		size_t left = ZSTD_decompressStream(stream, &out, in);
 		int r;
 
-		if (ZSTD_isError(left)) {
-			*problem = ZSTD_getErrorName(left);
+		*left = ZSTD_decompressStream(stream, &out, in);
+		if (ZSTD_isError(*left)) {
+			snprintf(trace->wrong, sizeof(trace->wrong), "%s: it is damaged, or not compressed by zstd",
+				ZSTD_getErrorName(*left));
 			return -EIO;
 		}
 		r = lines_feed(lines, trace, text, out.pos, false);
@@ -286,12 +357,12 @@ static int zstd_feed(
 	}
 }
 
-static int trace_read_all(struct replay_trace *trace, FILE *file, struct lines *lines, const char **problem)
+static int trace_read_all(struct replay_trace *trace, FILE *file, struct lines *lines)
 {
 	static char bytes[1 << 16];
 	ZSTD_DStream *stream = NULL;
 	bool begun = false;
-	size_t n;
+	size_t n, left = 0;
 	int r = 0;
 
 	while (!r && (n = fread(bytes, 1, sizeof(bytes), file)) > 0) {
@@ -304,11 +375,18 @@ static int trace_read_all(struct replay_trace *trace, FILE *file, struct lines *
 			ZSTD_DCtx_setParameter(stream, ZSTD_d_windowLogMax, WINDOW_LOG_MAX);
 		}
 		begun = true;
-		r = stream ? zstd_feed(stream, &in, lines, trace, problem) : lines_feed(lines, trace, bytes, n, false);
+		r = stream ? zstd_feed(stream, &in, lines, trace, &left) : lines_feed(lines, trace, bytes, n, false);
 	}
 	ZSTD_freeDStream(stream);
-	if (!r && ferror(file))
-		r = -EIO;
+	if (!r && ferror(file)) {
+		snprintf(trace->wrong, sizeof(trace->wrong), "it cannot be read: %s", strerror(errno));
+		return -EIO;
+	}
+	if (!r && left) {
+		snprintf(trace->wrong, sizeof(trace->wrong),
+			"it ends in the middle of what zstd compressed: the file was cut off");
+		return -EIO;
+	}
 	return r ? r : lines_feed(lines, trace, "", 0, true);
 }
 
@@ -323,26 +401,35 @@ static int trace_keys(struct replay_trace *trace)
 	return 0;
 }
 
-static void trace_explain(char why[256], const char *path, uint64_t line, int r, const char *problem)
+static void trace_explain(char why[256], const char *path, uint64_t line, int r, const char *wrong)
 {
-	if (problem)
-		snprintf(why, 256, "%s: %s: it is not whole, or not compressed by zstd", path, problem);
-	else if (r == -EINVAL)
-		snprintf(why, 256,
-			"%s, line %" PRIu64
-			": neither \"time_ms input_tokens output_tokens ids...\" later than the line before, nor a JSON "
-			"object with timestamp, input_length and hash_ids",
-			path, line);
+	if (r == -EINVAL)
+		snprintf(why, 256, "%.90s, line %" PRIu64 ", %.125s", path, line, wrong);
+	else if (wrong[0])
+		snprintf(why, 256, "%.90s, after line %" PRIu64 ": %.125s", path, line, wrong);
 	else
-		snprintf(why, 256, "%s, line %" PRIu64 ": %s", path, line, strerror(-r));
+		snprintf(why, 256, "%.90s, line %" PRIu64 ": %.100s", path, line, strerror(-r));
+}
+
+/* Return: NULL, with errno: there is no such file, or no file that has lines. */
+static FILE *trace_open(const char *path)
+{
+	FILE *file = fopen(path, "re");
+	struct stat st;
+
+	if (file && fstat(fileno(file), &st) == 0 && S_ISDIR(st.st_mode)) {
+		fclose(file);
+		errno = EISDIR;
+		return NULL;
+	}
+	return file;
 }
 
 int replay_trace_read(struct replay_trace *trace, const char *path, char why[256])
 {
 	struct id_map map = {0};
 	struct lines lines = {0};
-	const char *problem = NULL;
-	FILE *file = fopen(path, "re");
+	FILE *file = trace_open(path);
 	int r;
 
 	memset(trace, 0, sizeof(*trace));
@@ -353,7 +440,7 @@ int replay_trace_read(struct replay_trace *trace, const char *path, char why[256
 		snprintf(why, 256, "%s: %s", path, strerror(errno));
 		return r;
 	}
-	r = trace_read_all(trace, file, &lines, &problem);
+	r = trace_read_all(trace, file, &lines);
 	fclose(file);
 	if (!r && !trace->n_requests) {
 		r = -ENODATA;
@@ -363,7 +450,7 @@ int replay_trace_read(struct replay_trace *trace, const char *path, char why[256
 		r = -ENOMEM;
 		snprintf(why, 256, "%s: out of memory", path);
 	} else if (r) {
-		trace_explain(why, path, lines.line, r, problem);
+		trace_explain(why, path, lines.line, r, trace->wrong);
 	}
 	free(lines.text);
 	free(map.id);

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -171,6 +172,49 @@ static void a_support_bundle_has_state_and_surroundings_and_no_block_key_or_secr
 
 #define TRIAL(test) cmocka_unit_test_setup_teardown(test, setup, trial_teardown)
 
+static unsigned remains_in(const char *dir)
+{
+	DIR *at = opendir(dir);
+	const struct dirent *entry;
+	unsigned n = 0;
+
+	assert_non_null(at);
+	while ((entry = readdir(at)))
+		n += strstr(entry->d_name, "bundle") != NULL;
+	closedir(at);
+	return n;
+}
+
+static void a_support_bundle_that_cannot_be_written_says_so_and_leaves_what_was_there(void **state)
+{
+	struct trial *t = *state;
+	const char *path = getenv("PATH"), *tmp = getenv("TMPDIR");
+	char file[160], page[4096];
+	struct stat st;
+	FILE *mine;
+
+	setenv("TMPDIR", t->host.dir, 1);
+	snprintf(file, sizeof(file), "%s/mine.tgz", t->host.dir);
+	mine = fopen(file, "we");
+	assert_true(mine && fputs("mine", mine) >= 0 && fclose(mine) == 0);
+	assert_int_equal(TRIAL_KVCTL(t, page, sizeof(page), "support-bundle", "--output", file), 1);
+	assert_non_null(strstr(page, "mine.tgz: it is there already: name another --output"));
+	assert_true(stat(file, &st) == 0 && st.st_size == 4);
+	assert_int_equal(TRIAL_KVCTL(t, page, sizeof(page), "support-bundle", "--output", "/nowhere/at/all"), 1);
+	assert_non_null(strstr(page, "/nowhere/at/all: No such file or directory: name another --output"));
+	setenv("PATH", "/nowhere", 1); /* no tar either */
+	snprintf(file, sizeof(file), "%s/other.tgz", t->host.dir);
+	assert_int_equal(TRIAL_KVCTL(t, page, sizeof(page), "support-bundle", "--output", file), 1);
+	setenv("PATH", path, 1);
+	if (tmp)
+		setenv("TMPDIR", tmp, 1);
+	else
+		unsetenv("TMPDIR");
+	assert_non_null(strstr(page, "tar cannot write"));
+	assert_int_equal(access(file, F_OK), -1);
+	assert_int_equal(remains_in(t->host.dir), 0);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -179,6 +223,7 @@ int main(int argc, char **argv)
 		TRIAL(of_a_killed_one_it_is_said_that_it_was_killed),
 		TRIAL(who_stopped_in_order_did_not_crash),
 		TRIAL(a_support_bundle_has_state_and_surroundings_and_no_block_key_or_secret),
+		TRIAL(a_support_bundle_that_cannot_be_written_says_so_and_leaves_what_was_there),
 	};
 
 	if (argc > 1)

@@ -293,16 +293,32 @@ static void the_same_trace_in_each_format_is_the_same(void **state)
 	replay_trace_free(&c);
 }
 
-static void a_line_that_is_none_is_named(void **state)
+static void a_line_that_is_none_is_named_with_its_column_and_cause(void **state)
 {
-	static const char *const wrong[] = {"0 512 1 0\n1 512 x\n", "5 512 1 0\n4 512 1 0\n", "0 512 1 3-2\n",
-		"0 512 1 0\n{\"timestamp\": 1}\n", "0 512 1 0-99999999999\n", "0 512\n"};
+	static const struct {
+		const char *text, *says;
+	} wrong[] = {
+		{"0 512 1 0\n1 512 x\n", "line 2, column 7: output_tokens is no number below 2^63: \"x\""},
+		{"5 512 1 0\n4 512 1 0\n", "line 2, its time, 4 ms, is before 5 ms of a request above it"},
+		{"0 512 1 3-2\n", "line 1, column 9: a range of ids ends before it begins"},
+		{"0 512 1 3-\n", "line 1, column 11: the end of a range of ids is missing"},
+		{"0 512 1 7 8x\n", "line 1, column 12: a block's id is no number below 2^63: \"x\""},
+		{"0 512 1 0-99999999999\n", "line 1, column 9: a range of ids"},
+		{"0 512\n", "line 1, column 6: output_tokens is missing"},
+		{"# block=0\n", "line 1, column 10: block= must be 1 to 1048576"},
+		{"0 512 1 0\n{\"timestamp\": 1}\n", "line 2, \"input_length\" is missing"},
+		{"{\"timestamp\": -1}\n", "line 1, \"timestamp\" is no whole number"},
+		{"{\"timestamp\": 1, \"input_length\": 9}\n", "line 1, \"hash_ids\" is missing"},
+		{"{\"timestamp\": 1, \"input_length\": 9, \"hash_ids\": [1, true]}\n",
+			"line 1, \"hash_ids\"[1] is no whole number"},
+		{"{\"timestamp\" 1}\n", "line 1, column 14: no JSON object: "},
+	};
 	struct outputs *o = *state;
 
 	for (unsigned i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
-		given_text(o, wrong[i]);
+		given_text(o, wrong[i].text);
 		assert_int_equal(run(&o->fake, "replay", o->path, "--pool", "10"), 1);
-		assert_says(o->fake.err, strchr(wrong[i], '\n')[1] ? "line 2" : "line 1");
+		assert_says(o->fake.err, wrong[i].says);
 	}
 	given_text(o, "# nothing\n");
 	assert_int_equal(run(&o->fake, "replay", o->path, "--pool", "10"), 1);
@@ -310,6 +326,22 @@ static void a_line_that_is_none_is_named(void **state)
 	given_file(o, "\x28\xb5\x2f\xfd----------", 14);
 	assert_int_equal(run(&o->fake, "replay", o->path, "--pool", "10"), 1);
 	assert_says(o->fake.err, "not compressed by zstd");
+}
+
+/* As many lines as came: what is made of half a trace is wrong, and looks right. */
+static void a_trace_that_was_cut_off_or_is_no_file_is_refused(void **state)
+{
+	struct outputs *o = *state;
+	char packed[1024];
+	size_t n = ZSTD_compress(packed, sizeof(packed), kvt, strlen(kvt), 3);
+
+	for (size_t cut = 5; cut < n; cut++) {
+		given_file(o, packed, cut);
+		assert_int_equal(run(&o->fake, "replay", o->path, "--pool", "10"), 1);
+		assert_says(o->fake.err, "the file was cut off");
+	}
+	assert_int_equal(run(&o->fake, "replay", "/tmp", "--pool", "10"), 1);
+	assert_says(o->fake.err, "/tmp: Is a directory");
 }
 
 /* ---- the command ---- */
@@ -480,7 +512,8 @@ int main(void)
 		cmocka_unit_test(a_store_holds_what_left_memory_and_no_more_than_its_room),
 		cmocka_unit_test(a_log_lets_go_of_what_was_written_first_and_of_what_hangs_below_it),
 		cmocka_unit_test(the_same_trace_in_each_format_is_the_same),
-		cmocka_unit_test(a_line_that_is_none_is_named),
+		cmocka_unit_test(a_line_that_is_none_is_named_with_its_column_and_cause),
+		cmocka_unit_test(a_trace_that_was_cut_off_or_is_no_file_is_refused),
 		cmocka_unit_test(sizes_are_blocks_shares_or_bytes),
 		cmocka_unit_test(a_page_tells_policy_hints_memory_store_and_optimum),
 		cmocka_unit_test(a_sweep_shows_lru_the_policy_and_the_optimum),

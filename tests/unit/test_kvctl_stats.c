@@ -118,6 +118,20 @@ static void what_more_memory_would_buy_is_told_by_a_pool_whose_daemon_is_gone(vo
 	fake_live(f);
 }
 
+/* Each part of a curve is rounded to whole tokens. */
+static void a_curve_never_finds_more_than_all(void **state)
+{
+	struct fake *f = *state;
+	json_t *json;
+
+	given_curve(f);
+	f->curve->bins[0] = 1001;
+	assert_int_equal(run_here(f, "stats", "--json"), 0);
+	json = parsed(f);
+	assert_true(json_real_value(json_object_get(json_object_get(json, "curve"), "share")) == 1);
+	json_decref(json);
+}
+
 static void the_balance_of_a_namespace_is_shown_and_judged(void **state)
 {
 	struct fake *f = *state;
@@ -542,6 +556,7 @@ int main(void)
 		test(what_restores_cost_and_what_was_not_written_is_on_the_page),
 		test(what_more_memory_would_buy_is_on_the_page),
 		test(what_more_memory_would_buy_is_told_by_a_pool_whose_daemon_is_gone),
+		test(a_curve_never_finds_more_than_all),
 		test(the_balance_of_a_namespace_is_shown_and_judged),
 		test(json_has_every_counter_by_its_name),
 		test(a_daemon_that_is_gone_does_not_serve_however_young_its_heartbeat),
