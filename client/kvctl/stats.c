@@ -353,7 +353,7 @@ static void print_hits(const struct totals *totals)
 	       ",\n",
 		(uint64_t)C(c->miss_never), (uint64_t)C(c->miss_evicted), (uint64_t)C(c->miss_sibling),
 		(uint64_t)C(c->miss_damaged));
-	printf("       tier down %" PRIu64 ", slower than computing %" PRIu64 ", not waited for %" PRIu64 "\n",
+	printf("       tier down %" PRIu64 ", slower than computing %" PRIu64 ", there but unused %" PRIu64 "\n",
 		(uint64_t)C(c->miss_tier), (uint64_t)C(c->miss_cost), (uint64_t)C(c->miss_unasked));
 }
 

@@ -270,7 +270,7 @@ static void draw_misses(struct pen *pen, const struct top_data *data)
 		const char *why;
 		double n;
 	} reasons[] = {{"never seen", RATE_NS(data, miss_never)}, {"evicted", RATE_NS(data, miss_evicted)},
-		{"slower than computing", RATE_NS(data, miss_cost)}, {"not waited for", RATE_NS(data, miss_unasked)},
+		{"slower than computing", RATE_NS(data, miss_cost)}, {"there but unused", RATE_NS(data, miss_unasked)},
 		{"tier down", RATE_NS(data, miss_tier)}, {"sibling", RATE_NS(data, miss_sibling)},
 		{"damaged", RATE_NS(data, miss_damaged)}};
 	char a[QUANTITY_ROOM];

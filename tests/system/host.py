@@ -86,10 +86,12 @@ class Host:
 
     def how_it_is(self):
         """Does the daemon run? Else how it ended, and where: what asked it in vain may be the first to notice."""
+        with open("/proc/net/unix", encoding="utf-8") as file:
+            sockets = "".join(line for line in file if self.socket in line)
         try:
             status = self.daemon.wait(1)
         except subprocess.TimeoutExpired:
-            return "kvpoold runs"
+            return "kvpoold runs; its sockets:\n%s" % sockets
         return "kvpoold ended by itself with status %d\n%s" % (status, self.kvctl("stats", "--post-mortem").stdout)
 
     def counts(self):
