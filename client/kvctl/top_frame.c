@@ -106,19 +106,23 @@ static const char *per(const struct top_data *data)
 	return data->has_before ? "/s" : " in all";
 }
 
-static uint64_t sum_ns(const struct snapshot *snapshot, size_t counter)
+static uint64_t ns_count(const struct kvp_ns_row *row, size_t counter)
 {
-	uint64_t sum = 0;
-
-	for (unsigned i = 0; i < snapshot->n_ns; i++)
-		sum += C(*(const _Atomic uint64_t *)(const void *)((const char *)&snapshot->ns[i].counters + counter));
-	return sum;
+	return row ? C(*(const _Atomic uint64_t *)(const void *)((const char *)&row->counters + counter)) : 0;
 }
 
-/* Of all namespaces; one that has gone takes its counts with it. */
+/* Of all namespaces there are: one that has gone takes its counts with it, and no rate of the others. */
 static double rate_ns(const struct top_data *data, size_t counter)
 {
-	return rate(data, sum_ns(&data->now, counter), data->has_before ? sum_ns(&data->before, counter) : 0);
+	double sum = 0;
+
+	for (unsigned i = 0; i < data->now.n_ns; i++) {
+		const struct kvp_ns_row *row = &data->now.ns[i];
+		const struct kvp_ns_row *before = data->has_before ? snapshot_ns(&data->before, C(row->ns_id)) : NULL;
+
+		sum += rate(data, ns_count(row, counter), ns_count(before, counter));
+	}
+	return sum;
 }
 #define RATE_NS(data, counter) rate_ns(data, offsetof(struct kvp_ns_counters, counter))
 

@@ -131,6 +131,14 @@ static void assert_order(const char *text, const char *first, const char *second
 		fail_msg("\"%s\" does not stand before \"%s\" on:\n%s", first, second, text);
 }
 
+static void a_namespace_that_makes_way_takes_no_rate_of_the_others_along(void **state)
+{
+	struct fixture *f = *state;
+
+	given_ns(&f->data.before, 3, "gone", 10, 100000, 100000);
+	assert_shows(shown(f, 24, 80), " 25 % of 200 blocks/s");
+}
+
 static void rates_are_of_what_changed_between_two_looks(void **state)
 {
 	struct fixture *f = *state;
@@ -258,6 +266,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		test(rates_are_of_what_changed_between_two_looks),
+		test(a_namespace_that_makes_way_takes_no_rate_of_the_others_along),
 		test(what_a_client_found_is_of_the_same_seconds_as_what_it_asked),
 		test(the_largest_figures_fit_into_80_columns),
 		test(who_has_held_a_block_for_longest_is_named),
