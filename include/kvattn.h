@@ -271,7 +271,7 @@ struct kvattn_seq {
 	uint32_t reserved0;
 	/*
 	 * Tree of guessed tokens: [n_q][(n_q + 63) / 64], bit i of row r: r sees the key at the position of row i.  ANDed
-	 * with what causal and window show; earlier keys are not touched by it.  The rows' keys are the last n_q, in the
+	 * with what causal and window show; keys before and after theirs are not touched by it.  The rows' keys are the last n_q, in the
 	 * rows' order, whatever their depth in the tree (which is RoPE's business; ALiBi goes by the order).  NULL: none.
 	 */
 	const uint64_t *tree;

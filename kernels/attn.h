@@ -142,7 +142,7 @@ static inline uint64_t attn_low_bits(int64_t n)
 	return n <= 0 ? 0 : n >= 64 ? UINT64_MAX : (1ull << n) - 1;
 }
 
-/* Which of the positions @pos .. @pos + 63 row @r's place in the tree shows. */
+/* Which of the positions @pos .. @pos + 63 row @r's place in the tree shows: all but those of rows it does not descend from. */
 static inline uint64_t attn_tree_seen(const struct attn_seq *seq, int64_t r, int64_t pos)
 {
 	const int64_t first = pos - seq->pos0, n_q = (int64_t)seq->s->n_q, n_words = (n_q + 63) / 64;
@@ -152,11 +152,11 @@ static inline uint64_t attn_tree_seen(const struct attn_seq *seq, int64_t r, int
 	if (first <= -64 || first >= n_q)
 		return UINT64_MAX;
 	if (first < 0)
-		return attn_low_bits(-first) | words[0] << -first;
+		return attn_low_bits(-first) | words[0] << -first | ~attn_low_bits(n_q - first);
 	seen = words[first / 64] >> first % 64;
 	if (first % 64 && first / 64 + 1 < n_words)
 		seen |= words[first / 64 + 1] << (64 - first % 64);
-	return seen;
+	return seen | ~attn_low_bits(n_q - first);
 }
 
 /* Which of the positions @pos .. @pos + 63 the row at position @p may see. */

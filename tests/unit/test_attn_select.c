@@ -81,6 +81,72 @@ static void a_row_of_a_tree_sees_its_branch_and_no_other(void **state)
 	}
 }
 
+/* What @q makes of the keys before @before and from @end on. */
+static void attend_around(const struct kv *kv, const float *q, uint32_t before, uint32_t end, float *out)
+{
+	const struct kvattn_shape shape = kv->shape;
+	const void **blocks = must(calloc(kv->n_tokens, sizeof(*blocks)));
+	uint64_t n = 0;
+	struct kvattn_opts opts;
+	struct kvattn_seq seq;
+
+	assert_int_equal(shape.block_tokens, 1);
+	for (uint32_t j = 0; j < kv->n_tokens; j++)
+		if (j < before || j >= end)
+			blocks[n++] = kv->blocks[j];
+	seq = kv_seq(kv, q, 1, out);
+	seq.table = (struct kvattn_table){.blocks = blocks, .n_blocks = n, .n_tokens = n};
+	kvattn_opts_init(&opts, 1);
+	assert_int_equal(kvattn_attend(&kv->geom, &seq, 1, &opts), 0);
+	free(blocks);
+}
+
+/* @n_q rows that end at @end and see none of their own keys see all others, wherever a run of keys begins. */
+static void check_keys_behind(enum order order, uint32_t end, uint32_t n_q)
+{
+	enum { DIM = 8, N = 200 };
+	const uint64_t none[65 * 2] = {0};
+	float *k = floats(N * DIM), *v = floats(N * DIM), *q = floats(65 * DIM), *out = floats(65 * DIM), around[DIM];
+	uint64_t seed = 5;
+	struct kvattn_opts opts;
+
+	noise_fill(&seed, k, N * DIM, 1);
+	noise_fill(&seed, v, N * DIM, 1);
+	noise_fill(&seed, q, 65 * DIM, 1);
+	kvattn_opts_init(&opts, 1);
+	for (uint32_t block_tokens = 1; block_tokens <= 64; block_tokens *= 64) {
+		const struct kvattn_shape shape = {1, 1, DIM, DIM, KVATTN_F32, KVATTN_F32, block_tokens};
+		struct kvattn_seq seq;
+		struct kv kv;
+
+		kv_open(&kv, &shape, order, N);
+		kv_fill(&kv, k, v);
+		seq = kv_seq(&kv, q, n_q, out);
+		seq.causal = 0;
+		seq.q_end = end;
+		seq.tree = none;
+		if (block_tokens == 1)
+			attend_around(&kv, q, end < n_q ? 0 : end - n_q, end, around);
+		assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
+		for (uint32_t d = 0; d < DIM; d++)
+			if (!(fabsf(around[d] - out[d]) < 1e-5f))
+				fail_msg("%s, %u rows that end at %u, blocks of %u: %g is not %g", order_names[order],
+					n_q, end, block_tokens, (double)out[d], (double)around[d]);
+		kv_close(&kv);
+	}
+	free(k), free(v), free(q), free(out);
+}
+
+static void a_tree_says_nothing_of_keys_behind_its_rows(void **state)
+{
+	static const uint32_t ends[] = {1, 5, 64, 70, 130}, rows[] = {1, 5, 63, 64, 65};
+
+	(void)state;
+	for (enum order order = 0; order < N_ORDERS; order++)
+		for (uint32_t i = 0; i < COUNT(ends) * COUNT(rows); i++)
+			check_keys_behind(order, ends[i / COUNT(rows)], rows[i % COUNT(rows)]);
+}
+
 /* ---- Selection ---- */
 
 struct pages {
@@ -282,6 +348,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_row_of_a_tree_sees_its_branch_and_no_other),
+		cmocka_unit_test(a_tree_says_nothing_of_keys_behind_its_rows),
 		cmocka_unit_test(a_summary_bounds_every_key_of_its_block),
 		cmocka_unit_test(the_block_with_the_best_key_is_selected),
 		cmocka_unit_test(attention_over_every_block_selected_is_full_attention),
