@@ -155,7 +155,8 @@ KVP_API void kvp_desc_init(struct kvp_desc *desc, uint32_t layout, uint32_t bloc
  */
 KVP_API int kvp_desc_check(const struct kvp_desc *desc, const char **field, uint64_t *block_bytes);
 
-/** kvp_desc_differs() - name of the first field in which two descriptors differ, NULL if they are the same */
+/** kvp_desc_differs() - name of the first field in which two descriptors differ, NULL if they are the same. One that is
+ *  NULL differs from every other in "size". */
 KVP_API const char *kvp_desc_differs(const struct kvp_desc *a, const struct kvp_desc *b);
 
 /* ---- Client ---- */
@@ -235,7 +236,7 @@ enum kvp_ns_flags {
 	/* which of these two it is its maker says; who asks for the other one gets -KVP_EINVAL, who asks for none either */
 	KVP_NS_COPIED = 2, /* publish copies into memory no client can write; default when mode lets others write */
 	KVP_NS_IN_PLACE = 4, /* writers store straight into the pool and trust each other; default otherwise */
-	KVP_NS_READONLY = 8, /* look up only */
+	KVP_NS_READONLY = 8, /* look up only: nothing is written, deleted or cleared through it */
 	KVP_NS_CREATED = 16, /* info: this call made it */
 	KVP_NS_SIBLING = 32, /* info: others of this name exist with another descriptor */
 	KVP_NS_SPILL_ZSTD =
@@ -532,7 +533,7 @@ KVP_API int64_t kvp_delete(struct kvp_ns *ns, const struct kvp_key *keys, uint32
 
 /**
  * kvp_clear() - all blocks the namespace has now go, for good: no start of the daemon finds them again
- * For its owner only.  Waits for those in use, but for the time the store may take to note it: the last two seconds before the
+ * For its owner only, and not where it was opened with KVP_NS_READONLY.  Waits for those in use, but for the time the store may take to note it: the last two seconds before the
  * deadline, or half of what there is.  0: those in use are not waited for, and an answer is for a second.
  * Return: blocks left because they are in use; -KVP_EACCES; -KVP_EDETACHED; -EBUSY: it is being cleared; -KVP_ETIMEDOUT: the
  * deadline came before the answer: it may be done; not by a daemon that has read of it only afterwards;

@@ -187,5 +187,7 @@ int kvp_desc_check(const struct kvp_desc *desc, const char **field, uint64_t *bl
 
 const char *kvp_desc_differs(const struct kvp_desc *a, const struct kvp_desc *b)
 {
+	if (!a || !b) /* as none of any size */
+		return a == b ? NULL : "size";
 	return kvp_desc_diff(a, b);
 }

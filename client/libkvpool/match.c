@@ -247,10 +247,13 @@ static int match_bad(const struct kvp_match_part *parts, uint32_t n_parts, uint3
 
 int64_t kvp_match(const struct kvp_match_part *parts, uint32_t n_parts, uint32_t n, uint32_t flags, uint8_t *states)
 {
+	const uint32_t known = KVP_MATCH_TOUCH | KVP_MATCH_ALL;
 	int r = match_bad(parts, n_parts, n);
 	uint32_t leading = n, last;
 	uint8_t *all;
 
+	if (r == 0 && flags & ~known)
+		r = fail(-KVP_EINVAL, "flags: 0x%x, only KVP_MATCH_TOUCH and _ALL are known", flags);
 	if (r < 0 || !n)
 		return r;
 	all = malloc((size_t)n * n_parts);

@@ -188,6 +188,9 @@ static void arguments_out_of_range_are_named(void **state)
 	assert_int_equal(kvp_reserve(f->ns, 1, 0, 0, NULL), -KVP_EINVAL);
 	assert_int_equal(kvp_acquire(f->ns, NULL, 1, 0, 0, NULL), -KVP_EINVAL);
 	assert_int_equal(kvp_match(NULL, 0, 1, 0, NULL), -KVP_EINVAL);
+	assert_int_equal(
+		kvp_match(&(struct kvp_match_part){.ns = f->ns, .keys = &(struct kvp_key){{1, 1}}}, 1, 1, 4, NULL),
+		-KVP_EINVAL);
 }
 
 static void in_the_child_of_a_fork_handles_are_dead(void **state)

@@ -229,6 +229,9 @@ static void two_descriptors_differ_by_the_name_of_a_field(void **state)
 	kvp_desc_init(&a, KVP_LAYOUT_HND, 16, 2, 2, 8, KVP_TYPE_F16);
 	b = a;
 	assert_null(kvp_desc_differs(&a, &b));
+	assert_null(kvp_desc_differs(NULL, NULL));
+	assert_string_equal(kvp_desc_differs(&a, NULL), "size");
+	assert_string_equal(kvp_desc_differs(NULL, &a), "size");
 #define DIFFERS(name, change) \
 	do { \
 		b = a; \
