@@ -20,6 +20,17 @@ static int map_of(const struct kvp_ns *ns, struct ns_map **map)
 	return *map ? 0 : fail(-KVP_EDETACHED, "namespace %s: no daemon", ns->join.name);
 }
 
+/* As map_of(), of a handle that may let blocks go: whoever opened it to look up only does not, whatever else he opened. */
+static int map_to_empty(const struct kvp_ns *ns, struct ns_map **map)
+{
+	int r = map_of(ns, map);
+
+	if (r == 0 && ns->flags & KVP_NS_READONLY)
+		r = fail(-KVP_EACCES, "namespace %s is read-only to this client: it was opened with KVP_NS_READONLY",
+			ns->join.name);
+	return r;
+}
+
 /* Head and keys of one message. */
 static struct request *request_of(
 	struct ns_map *map, uint16_t type, const void *head, size_t n_head, const void *items, size_t n_items)
@@ -83,7 +94,7 @@ static int delete_round(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t 
 	uint32_t where[KVP_WIRE_BATCH_MAX], n_left = 0;
 	bool now[KVP_WIRE_BATCH_MAX] = {false};
 	struct ns_map *map;
-	int r = map_of(ns, &map);
+	int r = map_to_empty(ns, &map);
 
 	if (r < 0)
 		return r;
@@ -163,7 +174,7 @@ int64_t kvp_clear(struct kvp_ns *ns, uint64_t deadline_ns)
 	struct kvp_wire_admin_done done = {0};
 	struct request *request;
 	struct ns_map *map;
-	int r = map_of(ns, &map);
+	int r = map_to_empty(ns, &map);
 
 	if (r < 0)
 		return r;

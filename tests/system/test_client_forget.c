@@ -307,6 +307,45 @@ static void who_may_only_read_deletes_nothing(void **state)
 	assert_int_equal(n_there(t, keys), N);
 }
 
+static void who_opened_it_to_look_up_only_lets_nothing_go(void **state)
+{
+	struct trial *t = *state;
+	struct kvp_queue *queue;
+	struct kvp_completion done;
+	struct kvp_client *client;
+	struct kvp_key keys[N];
+	struct kvp_desc desc;
+
+	given_blocks(t, keys);
+	trial_desc(&desc);
+	assert_int_equal(trial_client(t, &client), 0);
+	for (unsigned beside = 0; beside < 2; beside++) { /* the second one beside a handle that may write */
+		struct kvp_client *of = beside ? t->client : client;
+		struct kvp_ns_opts opts = {.size = sizeof(opts),
+			.name = "m",
+			.owner_uid = KVP_UID_SELF,
+			.flags = KVP_NS_READONLY,
+			.desc = &desc};
+		struct kvp_io io = {.key = keys[0]};
+		struct kvp_ns *ns;
+
+		assert_int_equal(kvp_ns_open(of, &opts, &ns), 0);
+		assert_int_equal(kvp_delete(ns, keys, 1, kvp_deadline_ms(1000)), -KVP_EACCES);
+		assert_int_equal(kvp_clear(ns, kvp_deadline_ms(1000)), -KVP_EACCES);
+		assert_non_null(strstr(kvp_error(of), "read-only"));
+		assert_int_equal(kvp_queue_open(of, NULL, &queue), 0);
+		assert_int_equal(kvp_submit(queue, ns, KVP_OP_DELETE, &io, 1, kvp_deadline_ms(1000), 0), 0);
+		assert_int_equal(kvp_queue_poll(queue, &done, 1, kvp_deadline_ms(5000)), 1);
+		assert_int_equal(io.status, KVP_IO_REJECTED);
+		kvp_queue_close(queue);
+		kvp_ns_close(ns);
+	}
+	kvp_close(client);
+	assert_int_equal(n_there(t, keys), N);
+	assert_int_equal(kvp_clear(t->ns, kvp_deadline_ms(1000)), 0);
+	assert_int_equal(n_there(t, keys), 0);
+}
+
 static void a_touch_keeps_blocks_from_being_the_first_to_go(void **state)
 {
 	struct trial *t = *state;
@@ -363,6 +402,7 @@ int main(void)
 		WITH_DAEMON(a_clear_leaves_blocks_in_use_and_says_how_many),
 		WITH_DAEMON(a_stopped_daemon_is_waited_for_to_the_deadline_and_does_nothing_afterwards),
 		WITH_DAEMON(who_may_only_read_deletes_nothing),
+		WITH_DAEMON(who_opened_it_to_look_up_only_lets_nothing_go),
 		WITH_DAEMON(a_touch_keeps_blocks_from_being_the_first_to_go),
 		WITH_DAEMON(without_a_daemon_each_says_so),
 	};
