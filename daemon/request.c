@@ -224,7 +224,6 @@ static void on_map(struct peer *peer, const struct kvp_msg *msg, struct member *
 static void on_reserve(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
 {
 	struct kvp_wire_reserve reserve;
-	uint32_t most = peer->d->config.uid_max_grants;
 
 	if (!body_take(&reserve, sizeof(reserve), KVP_RESERVE_LEAST, body, n)) {
 		peer_close(peer, "its RESERVE has the wrong length");
@@ -237,12 +236,6 @@ static void on_reserve(struct peer *peer, const struct kvp_msg *msg, struct memb
 	}
 	if (reserve.n > KVP_WIRE_BATCH_MAX)
 		reserve.n = KVP_WIRE_BATCH_MAX;
-	if (most && session_grants_of(peer->d, peer->uid) + reserve.n > most) {
-		peer_refuse(peer, msg->type, msg->id, KVP_EQUOTA,
-			"uid %u would be writing more than %u blocks at once: publish or abandon some, or raise uid-max-grants",
-			(unsigned)peer->uid, most);
-		return;
-	}
 	if (!reserve.n) {
 		peer_answer(peer, msg->type, msg->id, 0, NULL, 0, NULL, 0);
 		return;

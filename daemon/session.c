@@ -327,14 +327,14 @@ struct session *session_find(struct daemon *d, uint64_t id)
 	return NULL;
 }
 
-uint64_t session_grants_of(const struct daemon *d, uid_t uid)
+uint32_t session_grants_left(const struct session *s)
 {
-	uint64_t n = 0;
+	uint64_t n = 0, most = s->d->config.uid_max_grants;
 
-	for (const struct session *s = d->sessions; s; s = s->next)
-		if (s->uid == uid)
-			n += atomic_load_explicit(&s->row->grants, memory_order_relaxed);
-	return n;
+	for (const struct session *of = s->d->sessions; most && of; of = of->next)
+		if (of->uid == s->uid)
+			n += atomic_load_explicit(&of->row->grants, memory_order_relaxed);
+	return !most ? UINT32_MAX : n < most ? (uint32_t)(most - n) : 0;
 }
 
 bool session_in_group(const struct session *s, gid_t gid)

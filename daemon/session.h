@@ -71,8 +71,8 @@ void session_look(struct daemon *d);
 struct member *session_member(const struct session *s, const struct ns *ns);
 struct member *session_join(struct session *s, struct ns *ns, bool writable);
 struct session *session_find(struct daemon *d, uint64_t id);
-/** session_grants_of() - grants of all sessions of a uid */
-uint64_t session_grants_of(const struct daemon *d, uid_t uid);
+/** session_grants_left() - how many more its uid may have, of all its sessions; uid-max-grants */
+uint32_t session_grants_left(const struct session *s);
 /** session_limit_pins() - after a count of pins: put out who holds more than uid-max-pins, seen twice */
 void session_limit_pins(struct daemon *d);
 /** session_limit_age() - likewise: who has held a block unused for longer than pin-limit */

@@ -230,17 +230,30 @@ static bool tier_near_comes(const struct ns *ns, uint32_t node)
 	return node != TOPOLOGY_ANY && !ns->open[node] && ns->coming_on[node];
 }
 
+/* No more than its uid may have: what is asked for beyond that is not given, the rest is. */
 static uint32_t tier_grant(struct member *member, uint32_t n, uint32_t node, struct kvp_wire_grant *grants)
 {
-	uint32_t got = 0;
+	uint32_t got = 0, left = session_grants_left(member->session);
 
-	while (got < n) {
+	while (got < n && got < left) {
 		grants[got].slot = block_grant(member->ns, member, node, &grants[got].generation);
 		if (grants[got].slot == NO_SLOT)
 			break;
 		got++;
 	}
 	return got;
+}
+
+/* A uid that writes as many blocks as it may gets none until it is done with some, however long it would wait. */
+static bool reserve_refuse(struct member *member, struct peer *peer, uint64_t msg_id)
+{
+	if (session_grants_left(member->session))
+		return false;
+	if (peer)
+		peer_refuse(peer, KVP_MSG_RESERVE, msg_id, KVP_EQUOTA,
+			"uid %u is writing %u blocks, as many as it may at once: publish or abandon some, or raise uid-max-grants",
+			(unsigned)member->session->uid, member->session->d->config.uid_max_grants);
+	return true;
 }
 
 /* What was asked for @n blocks and got @got; none because of a quota is said. */
@@ -268,6 +281,8 @@ void tier_reserve(
 	uint64_t now = loop_now();
 	uint32_t got = 0;
 
+	if (reserve_refuse(member, peer, msg_id))
+		return;
 	if (!member->ns->waits) { /* who came first is served first */
 		tier_make_room(member->ns, n, node);
 		if (deadline_ns <= now || !tier_near_comes(member->ns, node))
@@ -293,8 +308,13 @@ void tier_reserve(
 static bool job_grant(struct job *job, bool late)
 {
 	struct kvp_wire_grant grants[KVP_WIRE_BATCH_MAX];
-	uint32_t got = tier_grant(job->member, job->n, job->node, grants);
+	uint32_t got;
 
+	if (reserve_refuse(job->member, job->peer, job->id)) { /* nor does it keep those waiting that come behind it */
+		job_free(job);
+		return true;
+	}
+	got = tier_grant(job->member, job->n, job->node, grants);
 	if (!got && !late)
 		return false;
 	reserve_answer(job->ns, job->peer, job->id, grants, late ? job->n : got, got);
