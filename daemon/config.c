@@ -378,13 +378,13 @@ static int config_set_listen_part(struct config_listen *listen, const char *part
 	n = strtoul(value + 1, &end, !strncmp(part, "mode=", 5) ? 8 : 10);
 	if (errno || *end || n >= UINT32_MAX)
 		return -EINVAL;
-	if (!strncmp(part, "uid=", 4)) {
+	if (!strncmp(part, "uid=", 4) && !listen->has_uid) { /* each once */
 		listen->has_uid = true;
 		listen->uid = (uint32_t)n;
-	} else if (!strncmp(part, "gid=", 4)) {
+	} else if (!strncmp(part, "gid=", 4) && !*has_gid) {
 		*has_gid = true;
 		listen->gid = (uint32_t)n;
-	} else if (!strncmp(part, "mode=", 5) && n && n <= 0777) {
+	} else if (!strncmp(part, "mode=", 5) && !listen->mode && n && n <= 0777) {
 		listen->mode = (uint32_t)n;
 	} else {
 		return -EINVAL;
@@ -933,7 +933,8 @@ static int config_check_pages(struct config *config, char message[256])
 			config->slab_bytes, names[config->pages]);
 		return -EINVAL;
 	}
-	if (!config->slab_bytes) {
+	config->slab_asked = config->slab_bytes != 0;
+	if (!config->slab_asked) {
 		config->slab_bytes = kvp_default_slab(config->pool_bytes);
 		if (config->slab_bytes < page)
 			config->slab_bytes = page;

@@ -56,6 +56,7 @@ struct config {
 	struct config_node nodes[CONFIG_NODES_MAX];
 	unsigned n_nodes; /* 0: shared out */
 	uint64_t slab_bytes; /* 0: kvp_default_slab() */
+	bool slab_asked; /* for this size; else it follows from the pool's */
 	char pages_text[8], pages_short[16]; /* as written */
 	uint32_t pages; /* enum kvp_pages, by config_check() */
 	bool pages_fallback; /* where there are none of these: 4k, else no start */

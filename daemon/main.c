@@ -123,6 +123,14 @@ static void daemon_log_level(const struct config *config)
 							    : LOG_LEVEL_INFO);
 }
 
+/* What was asked for a pool that is to be made, and is not heeded for one that is there. */
+static void daemon_tell_slab(const struct pool *pool, const struct config *config)
+{
+	if (config->slab_asked && config->slab_bytes != pool->header->slab_bytes)
+		log_warn("slab = %" PRIu64 ": this pool was made with %" PRIu64 " and stays so until kvctl purge",
+			config->slab_bytes, pool->header->slab_bytes);
+}
+
 /* A pool is whole slabs. */
 static void daemon_tell_rest(const struct pool *pool, const struct config *config)
 {
@@ -222,6 +230,7 @@ static int daemon_start(struct daemon *d, char message[256])
 	crash_attach(d->pool.header);
 	if (d->pool.found && atomic_load(&d->pool.before.state) != KVP_DAEMON_STOPPED)
 		crash_tell_last(d->pool.header, d->pool.before.daemon_pid);
+	daemon_tell_slab(&d->pool, &d->config);
 	daemon_tell_rest(&d->pool, &d->config);
 	randombytes_buf(&d->policy_seed, sizeof(d->policy_seed));
 	d->policy_seed = (uint64_t)FAULT_INT("policy.seed", (int64_t)d->policy_seed);

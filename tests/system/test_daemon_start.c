@@ -196,6 +196,28 @@ static void a_directory_of_namespaces_that_is_missing_is_refused_before_any_memo
 	host_close(&host);
 }
 
+static void a_size_of_slabs_a_kept_pool_was_not_made_with_is_said(void **state)
+{
+	const char *const made[] = {"--pool", "8M", "--slab", "1M", "--spill", "off", NULL};
+	const char *const other[] = {"--pool", "8M", "--slab", "2M", "--spill", "off", NULL};
+	const char *const usual[] = {"--pool", "8M", "--spill", "off", NULL};
+	const char *const said = "this pool was made with 1048576 and stays so until kvctl purge";
+	struct host host;
+
+	(void)state;
+	assert_int_equal(host_open(&host, geteuid()), 0);
+	assert_int_equal(host_start(&host, made), 0);
+	assert_int_equal(host_stop(&host), 0);
+	assert_int_equal(host_start(&host, made), 0);
+	assert_int_equal(host_stop(&host), 0);
+	assert_int_equal(host_start(&host, usual), 0);
+	assert_int_equal(host_stop(&host), 0);
+	assert_false(host_logged(&host, said, 0)); /* as it was asked for, or nothing was */
+	assert_int_equal(host_start(&host, other), 0);
+	assert_true(host_logged(&host, said, 1000));
+	host_close(&host);
+}
+
 static void a_pool_kept_in_memory_is_not_started_larger_than_it_was_made_for(void **state)
 {
 	const char *const small[] = {"--pool", "2M", "--slab", "1M", "--spill", "off", NULL};
@@ -406,6 +428,7 @@ int main(void)
 		cmocka_unit_test(a_file_where_the_socket_should_be_is_left_alone_and_named),
 		cmocka_unit_test(a_socket_whose_directory_is_missing_is_refused_with_the_way_out),
 		cmocka_unit_test(a_directory_of_namespaces_that_is_missing_is_refused_before_any_memory_is_made),
+		cmocka_unit_test(a_size_of_slabs_a_kept_pool_was_not_made_with_is_said),
 		cmocka_unit_test(a_pool_kept_in_memory_is_not_started_larger_than_it_was_made_for),
 		cmocka_unit_test(what_only_a_start_can_change_is_named_by_a_reload),
 		cmocka_unit_test(without_a_store_what_needs_one_is_refused_and_said),

@@ -351,6 +351,9 @@ static void values_that_make_no_sense_are_refused_with_what_would(void **state)
 	refused("listen", "/x,gid=7", "is not PATH");
 	refused("listen", "/x,uid=7,color=3", "is not PATH");
 	refused("listen", "/x,mode=01000", "is not PATH");
+	refused("listen", "/x,uid=7,uid=8", "is not PATH"); /* which of them? */
+	refused("listen", "/x,uid=7,gid=7,gid=8", "is not PATH");
+	refused("listen", "/x,mode=0600,mode=0666", "is not PATH");
 	refused("spill", "var/x:64M", "spill = \"var/x\" is a relative path: give an absolute one");
 	refused("config", "", "config = \"\" is not a name");
 }
