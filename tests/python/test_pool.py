@@ -156,6 +156,27 @@ def test_descriptors_say_what_is_wrong_with_them():
         kvpool.Descriptor.opaque("e", 4096, 16, model=b"x" * 33)
 
 
+def test_what_c_would_cut_off_is_refused(client, ns):
+    opaque = kvpool.Descriptor.opaque("test/1", block_bytes=4096, block_tokens=16)
+    for wrong in (lambda: client.namespace("a\0b", opaque), lambda: kvpool.Client("/tmp/a\0b"), lambda: kvpool.Client(name="a\0b"),
+                  lambda: kvpool.Descriptor.opaque("a\0b", block_bytes=1, block_tokens=1)):
+        with pytest.raises(ValueError, match="zero byte"):
+            wrong()
+    sequence = ns.sequence()
+    for wrong in (lambda: kvpool.Descriptor.opaque("a", block_bytes=1, block_tokens=2**32 + 16),
+                  lambda: kvpool.Descriptor.opaque("a", block_bytes=-1, block_tokens=16),
+                  lambda: kvpool.Descriptor.model(kvpool.Layout.HND, 16, 2, 2**32 + 1, 8, kvpool.Type.F16),
+                  lambda: ns.sequence(window=2**32 + 5), lambda: ns.sequence(window=-1),
+                  lambda: sequence.truncate(2**64), lambda: sequence.commit(-1), lambda: client.queue(2**32),
+                  lambda: client.namespace("a", opaque, mode=2**32 + 0o600), lambda: kvpool.Client(stock_blocks=-1),
+                  lambda: ns.publish([(ns.key("a"), ns.reserve(1, timeout=5)[0], 2**64)])):
+        with pytest.raises(ValueError, match="it must be 0 to"):
+            wrong()
+    for keys in ([b"x" * 8, b"y" * 24], [b"", b"z" * 32]):  # as long as two, together
+        with pytest.raises(ValueError, match="a key is 16 bytes"):
+            ns.match(keys)
+
+
 @pytest.mark.parametrize("threads", [0, 2])
 def test_a_queue_moves_batches_between_buffers(client, ns, threads):
     keys = [ns.key(f"q{i}") for i in range(50)]

@@ -15,6 +15,7 @@ import ctypes as c
 import enum
 import errno
 import math
+import operator
 import os
 import sys
 import threading
@@ -221,9 +222,24 @@ def _deadline(timeout: float) -> int:
     return time.monotonic_ns() + int(_seconds(timeout, _YEARS) * 1e9) if not timeout <= 0 else 0
 
 
+def _fits(what: str, value: int, bits: int = 32) -> int:
+    """As C takes it: ctypes would cut what is too long, and take -1 for the most there is."""
+    if not 0 <= operator.index(value) < 1 << bits:
+        raise ValueError(f"{what}: {value}, it must be 0 to {(1 << bits) - 1}")
+    return value
+
+
+def _text(what: str, value: Union[str, bytes]) -> bytes:
+    """As C reads it: to the first zero byte, so there must be none."""
+    text = value.encode() if isinstance(value, str) else value
+    if b"\0" in text:
+        raise ValueError(f"{what}: {value!r} holds a zero byte")
+    return text
+
+
 def _keys(keys: SequenceOf[Key]) -> Any:
     joined = b"".join(keys)
-    if len(joined) != _KEY_BYTES * len(keys):
+    if not set(map(len, keys)) <= {_KEY_BYTES}:
         raise ValueError("a key is 16 bytes: namespace.key(...) makes one of anything")
     return (_lib.Key * len(keys)).from_buffer_copy(joined) if keys else (_lib.Key * 0)()
 
@@ -242,11 +258,11 @@ class Descriptor:
         ``model``: up to 32 bytes, a hash of the weights or of config and file identity; never only a name.
         """
         raw = _lib.Desc()
-        _pool.kvp_desc_init(raw, Layout.OPAQUE, block_tokens, 0, 0, 0, 0)
-        raw.block_bytes = block_bytes
+        _pool.kvp_desc_init(raw, Layout.OPAQUE, _fits("block_tokens", block_tokens), 0, 0, 0, 0)
+        raw.block_bytes = _fits("block_bytes", block_bytes, 64)
         if len(engine.encode()) > 127:
             raise ValueError("engine: at most 127 bytes of UTF-8")
-        raw.engine = engine.encode()
+        raw.engine = _text("engine", engine)
         return cls(raw)._with(model)
 
     @classmethod
@@ -254,7 +270,8 @@ class Descriptor:
               model: bytes = b"") -> "Descriptor":
         """``n_layers`` equal full-attention layers; for anything else set fields of ``.raw`` (struct kvp_desc)."""
         raw = _lib.Desc()
-        _pool.kvp_desc_init(raw, layout, block_tokens, n_layers, kv_heads, head_dim, type)
+        _pool.kvp_desc_init(raw, layout, _fits("block_tokens", block_tokens), _fits("n_layers", n_layers),
+                            _fits("kv_heads", kv_heads), _fits("head_dim", head_dim), type)
         return cls(raw)._with(model)
 
     def _with(self, model: bytes) -> "Descriptor":
@@ -362,8 +379,9 @@ class Client(_Open):
                  offline: bool = False, stock_blocks: int = 0):
         """``socket``: None: KVPOOL_SOCKET of the environment, else the default.  ``name``: shown by kvctl clients."""
         opts = _lib.OpenOpts(size=c.sizeof(_lib.OpenOpts), connect_timeout_ms=max(1, int(_seconds(connect_timeout, _CONNECT_MOST) * 1000)),
-                             socket=os.fsencode(socket) if socket else None, comm=name.encode() if name else None,
-                             flags=2 if offline else 0, stock_blocks=stock_blocks)
+                             socket=_text("socket", os.fsencode(socket)) if socket else None,
+                             comm=_text("name", name) if name else None,
+                             flags=2 if offline else 0, stock_blocks=_fits("stock_blocks", stock_blocks))
         handle = c.c_void_p()
         _check(_pool.kvp_open(opts, handle))
         self._handle = _Handle(handle.value, _pool.kvp_close)
@@ -400,9 +418,11 @@ class Client(_Open):
         """
         flags = 1 * must_exist | 2 * copied | 4 * in_place | 8 * readonly | 256 * layers
         flags |= {None: 0, True: 64, False: 128}[compress]
-        opts = _lib.NsOpts(size=c.sizeof(_lib.NsOpts), flags=flags, name=name.encode(),
-                           desc=c.pointer(descriptor.raw), owner_uid=_lib.UID_SELF if owner_uid is None else owner_uid,
-                           mode=mode, base=base._raw if base else None, cost_ns_per_token=cost_ns_per_token)
+        opts = _lib.NsOpts(size=c.sizeof(_lib.NsOpts), flags=flags, name=_text("name", name),
+                           desc=c.pointer(descriptor.raw),
+                           owner_uid=_lib.UID_SELF if owner_uid is None else _fits("owner_uid", owner_uid),
+                           mode=_fits("mode", mode), base=base._raw if base else None,
+                           cost_ns_per_token=_fits("cost_ns_per_token", cost_ns_per_token, 64))
         handle = c.c_void_p()
         _check(_pool.kvp_ns_open(self._raw, opts, handle), self._raw)
         parents = [self._held] + ([base._held] if base else [])
@@ -410,7 +430,7 @@ class Client(_Open):
 
     def queue(self, threads: int = 1) -> "Queue":
         """A queue for batches in the background; 0 threads: the work is done inside ``poll()``."""
-        opts = _lib.QueueOpts(size=c.sizeof(_lib.QueueOpts), n_threads=threads)
+        opts = _lib.QueueOpts(size=c.sizeof(_lib.QueueOpts), n_threads=_fits("threads", threads))
         handle = c.c_void_p()
         _check(_pool.kvp_queue_open(self._raw, opts, handle), self._raw)
         return Queue(_Handle(handle.value, _pool.kvp_queue_close, self._held))
@@ -502,7 +522,7 @@ class Namespace(_Open):
     def sequence(self, *, salt: bytes = b"", extra: bytes = b"", window: int = 0, sinks: int = 0) -> "Sequence":
         """A token sequence with its K and V in blocks (not OPAQUE); see struct kvp_seq_opts in kvpool.h."""
         opts = _lib.SeqOpts(size=c.sizeof(_lib.SeqOpts), n_salt=len(salt), salt=salt or None, extra=extra or None,
-                            n_extra=len(extra), window=window, sinks=sinks)
+                            n_extra=len(extra), window=_fits("window", window), sinks=_fits("sinks", sinks))
         handle = c.c_void_p()
         _check(_pool.kvp_seq_open(self._raw, opts, handle))
         return Sequence(_Handle(handle.value, _pool.kvp_seq_close, self._held), self)
@@ -531,7 +551,7 @@ class Namespace(_Open):
         for at, (key, block, used_bytes, parent) in zip(raw, items):
             block._end_writing()
             at.key, at.block = _keys([key])[0], c.pointer(block._ref)
-            at.used_bytes, at.used_tokens = used_bytes, self.block_tokens
+            at.used_bytes, at.used_tokens = _fits("used_bytes", used_bytes, 64), self.block_tokens
             if parent:
                 at.parent = _keys([parent])[0]
         _check(_pool.kvp_publish(self._raw, raw, len(items), results))
@@ -666,7 +686,7 @@ class View:
 
     def wait_layer(self, layer: int, timeout: float = 0) -> bool:
         """Wait until a layer is there. Return: False: not in time. Error ESTALE: it will not come, the block is a miss."""
-        result = _pool.kvp_view_wait_layer(self._held().raw, layer, _deadline(timeout))
+        result = _pool.kvp_view_wait_layer(self._held().raw, _fits("layer", layer), _deadline(timeout))
         return False if result == -errno.ETIMEDOUT else _check(result) == 0
 
     @property
@@ -802,11 +822,11 @@ class Sequence(_Open):
 
     def commit(self, n: int) -> int:
         """K and V of the tokens before ``n`` are stored in all layers: publish the full blocks. Return: blocks published so far."""
-        return _check(_pool.kvp_seq_commit(self._raw, n))
+        return _check(_pool.kvp_seq_commit(self._raw, _fits("n", n, 64)))
 
     def truncate(self, n: int) -> None:
         """Keep the first ``n`` tokens."""
-        _check(_pool.kvp_seq_truncate(self._raw, n))
+        _check(_pool.kvp_seq_truncate(self._raw, _fits("n", n, 64)))
 
     def stats(self) -> SequenceStats:
         raw = _lib.SeqStats(size=c.sizeof(_lib.SeqStats))
