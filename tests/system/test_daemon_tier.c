@@ -18,6 +18,7 @@
 
 #include "kvpool_desc.h"
 #include "kvpool_spill.h"
+#include "tests/unit/lines.h"
 #include "wire.h"
 
 #define KIB 1024u
@@ -835,19 +836,6 @@ static void a_namespace_file_of_another_version_is_said_plainly_and_passed_over(
 	put(&f->ns, 2, NULL);
 }
 
-static unsigned n_logged(const struct host *host, const char *text)
-{
-	char line[1300];
-	FILE *log = fopen(host->log, "re");
-	unsigned n = 0;
-
-	while (log && fgets(line, sizeof(line), log))
-		n += strstr(line, text) != NULL;
-	if (log)
-		fclose(log);
-	return n;
-}
-
 static void a_namespace_file_of_the_wrong_mode_is_said_once_with_its_cost_and_the_way_out(void **state)
 {
 	struct fixture *f = *state;
@@ -860,11 +848,11 @@ static void a_namespace_file_of_the_wrong_mode_is_said_once_with_its_cost_and_th
 	snprintf(path, sizeof(path), "%s/ns-%016llx.kvns", f->spill, (unsigned long long)f->ns.id);
 	assert_int_equal(chmod(path, 0644), 0);
 	reboot(f, true);
-	assert_int_equal(n_logged(&f->host,
+	assert_int_equal(lines_with(f->host.log,
 				 "is passed over, so no block of its namespace comes back from the store: it must be"),
 		1);
-	assert_int_equal(n_logged(&f->host, "mode 0600: chown and chmod it, and restart"), 1);
-	assert_int_equal(n_logged(&f->host, "10 records are of namespaces without a file"), 1);
+	assert_int_equal(lines_with(f->host.log, "mode 0600: chown and chmod it, and restart"), 1);
+	assert_int_equal(lines_with(f->host.log, "10 records are of namespaces without a file"), 1);
 }
 
 /* A namespace that is gone takes its records with it. */

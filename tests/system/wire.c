@@ -1,4 +1,5 @@
 /* wire.c - see wire.h */
+#include "tests/unit/lines.h"
 #include "wire.h"
 
 #include <dirent.h>
@@ -437,15 +438,7 @@ unsigned host_n_maps(const struct host *host)
 
 unsigned wire_n_mapped(const char *object)
 {
-	FILE *f = fopen("/proc/self/maps", "r");
-	char line[512];
-	unsigned n = 0;
-
-	while (f && fgets(line, sizeof(line), f))
-		n += strstr(line, object) != NULL;
-	if (f)
-		fclose(f);
-	return f ? n : UINT_MAX;
+	return lines_with("/proc/self/maps", object);
 }
 
 /* ---- messages ---- */

@@ -21,6 +21,7 @@
 #include "../../daemon/loop.h"
 #include "refuse.h"
 #include "scratch.h"
+#include "lines.h"
 
 #define SECOND 1000000000ull
 
@@ -930,20 +931,6 @@ static int round_trips(struct fixture *f)
 	return 0;
 }
 
-/* How many lines with @text the body put on stderr. */
-static unsigned stderr_lines(const char *path, const char *text)
-{
-	FILE *log = fopen(path, "re");
-	char line[1024];
-	unsigned n = 0;
-
-	while (log && fgets(line, sizeof(line), log))
-		n += strstr(line, text) != NULL;
-	if (log)
-		fclose(log);
-	return n;
-}
-
 struct refusal {
 	struct fixture *f;
 	int nr, err;
@@ -1063,7 +1050,7 @@ static void refused_while_running_threads_take_over_and_one_line_says_so(void **
 	for (size_t i = 0; i < sizeof(lates) / sizeof(lates[0]); i++) {
 		snprintf(lates[i].log, sizeof(lates[i].log), "%s/log", f->dir);
 		assert_int_equal(in_child(refused_later, &lates[i]), 0);
-		assert_int_equal(stderr_lines(lates[i].log, "not io_uring"), 1);
+		assert_int_equal(lines_with(lates[i].log, "not io_uring"), 1);
 	}
 }
 
@@ -1308,7 +1295,7 @@ static void where_memory_cannot_be_pinned_one_line_says_so_and_the_ring_serves(v
 		if (r == 77)
 			continue; /* not root: this user may have locked memory elsewhere */
 		assert_int_equal(r, 0);
-		assert_int_equal(stderr_lines(lates[i].log, "pinning memory for disk I/O"), 1);
+		assert_int_equal(lines_with(lates[i].log, "pinning memory for disk I/O"), 1);
 	}
 }
 
@@ -1341,7 +1328,7 @@ static void refused_while_memory_is_pinned_threads_take_over(void **state)
 	for (size_t i = 0; i < sizeof(lates) / sizeof(lates[0]); i++) {
 		snprintf(lates[i].log, sizeof(lates[i].log), "%s/log", f->dir);
 		assert_int_equal(in_child(refused_between_parts, &lates[i]), 0);
-		assert_int_equal(stderr_lines(lates[i].log, "not io_uring"), 1);
+		assert_int_equal(lines_with(lates[i].log, "not io_uring"), 1);
 	}
 }
 
