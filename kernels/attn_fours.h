@@ -204,7 +204,7 @@ BYTES_TARGET static void fours_scores_apart(const struct tiled *x, const struct 
 	for (uint32_t r = 0; r < w->rows; r++) {
 		float *score = w->weight + (size_t)r * ATTN_TILE + s * SUB_TOKENS;
 
-		scores_take(KVATTN_F32, true, 1, 1, query_row(w, h, r), x->k.dim, base, NULL, NULL, 0, score);
+		scores_take(KVATTN_F32, true, 1, 1, query_row(w, h, r), x->k.dim, base, NULL, NULL, 0, NULL, score);
 	}
 }
 
@@ -367,7 +367,8 @@ BYTES_TARGET static void fours_turns_apart(
 	for (uint32_t r = 0; r < w->rows; r++)
 		if (w->mask[r] & apart)
 			turns_dims(KVATTN_F32, true, 1, false, by_turns(w->mask[r] & apart),
-				w->weight + (size_t)r * ATTN_TILE, x, &v, NULL, acc + r * acc_stride, acc_stride);
+				w->weight + (size_t)r * ATTN_TILE, x, &v, NULL, NULL, false, acc + r * acc_stride,
+				acc_stride);
 }
 
 BYTES_TARGET static void fours_turns(

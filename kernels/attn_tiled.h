@@ -15,6 +15,7 @@
 #define SUB_VECS (SUB_TOKENS / LANES) /* vectors of a subtile's dim */
 #define KEY_STREAMS (KEY_VECS / SUB_VECS) /* streams that are scored at once */
 #define DIM_STEP 4u
+#define SOON_STEP (2 * DIM_STEP) /* dims of K between two calls of soon_ask() */
 
 /* K or V of one head in one step. */
 struct lanes {
@@ -29,11 +30,10 @@ struct fetch {
 	bool far; /* see ask() */
 };
 
-/* The next step's K and V, asked for little by little where many rows work on this one. */
+/* The next step's K, or V, asked for little by little where many rows work on this one's. */
 struct soon {
-	const char *at[2][STREAMS];
-	uint32_t lines[2]; /* of a stream's K, and V */
-	uint32_t asked; /* lines of every stream */
+	const char *at[STREAMS];
+	uint32_t lines, asked; /* of all streams, which take turns */
 	uint32_t each; /* time */
 };
 
@@ -210,33 +210,28 @@ static const char *stream_next(const struct tiled *x, const struct geom_tensor *
 	return tile_addr(t, &x->tiles[next_step].sub[s], head);
 }
 
-/* I4 is asked for while it is widened. */
-static struct soon soon_open(const struct tiled *x, uint32_t next_step, uint32_t head)
+/* Tiles of @bytes, asked for within so many calls of soon_ask() that @of_group are made for @group rows; the first rows
+ * make none.  I4 is asked for while it is widened. */
+static struct soon soon_open(const struct tiled *x, const struct geom_tensor *t, size_t bytes, uint32_t next_step,
+	uint32_t head, uint32_t group, uint32_t of_group)
 {
-	const uint32_t groups = (x->w.rows + KEY_ROWS - 1) / KEY_ROWS;
-	const uint32_t calls = groups * ((x->k.dim + SUB_TOKENS - 1) / SUB_TOKENS); /* of soon_ask(), at least */
-	struct soon soon = {.lines = {(uint32_t)(x->k_bytes / 64), (uint32_t)(x->v_bytes / 64)}};
+	const uint32_t groups = x->w.rows / group, calls = (groups > 1 ? groups - 1 : 1) * of_group;
+	struct soon soon = {.lines = (uint32_t)(bytes / 64) * STREAMS};
 
-	for (uint32_t s = 0; s < STREAMS && x->k.type != KVATTN_I4; s++) {
-		soon.at[0][s] = stream_next(x, &x->k, next_step, head, s, NULL);
-		soon.at[1][s] = stream_next(x, &x->v, next_step, head, s, NULL);
-	}
-	soon.each = (soon.lines[0] + soon.lines[1] + calls - 1) / calls;
+	for (uint32_t s = 0; s < STREAMS && t->type != KVATTN_I4; s++)
+		soon.at[s] = stream_next(x, t, next_step, head, s, NULL);
+	soon.each = (soon.lines + calls - 1) / calls;
 	return soon;
 }
 
-/* Into the second-level cache: in the first one it would be in the way of what is worked on. */
+/* Into the first-level cache: so few at a time find room in it. */
 INLINE void soon_ask(struct soon *soon)
 {
-	for (uint32_t i = 0; i < soon->each; i++, soon->asked++) {
-		const bool values = soon->asked >= soon->lines[0];
-		const uint32_t line = soon->asked - (values ? soon->lines[0] : 0);
+	for (uint32_t i = 0; i < soon->each && soon->asked < soon->lines; i++, soon->asked++) {
+		const char *at = soon->at[soon->asked % STREAMS];
 
-		if (values && line >= soon->lines[1])
-			return;
-		for (uint32_t s = 0; s < STREAMS; s++)
-			if (soon->at[values][s])
-				__builtin_prefetch(soon->at[values][s] + (size_t)line * 64, 0, 2);
+		if (at)
+			__builtin_prefetch(at + (size_t)(soon->asked / STREAMS) * 64);
 	}
 }
 
@@ -306,10 +301,11 @@ INLINE uint32_t pair_less(const int type, uint32_t i)
 	return type == KVATTN_BF16 ? i % 2 : 0;
 }
 
-/* @n dims (all of these constants) at @k and on: scores of @n_rows rows with @n_streams subtiles.  @q: [dim][n_rows] */
+/* @n dims (all of these constants) at @k and on: scores of @n_rows rows with @n_streams subtiles.  @q: [dim][n_rows].
+ * @keep: where the keys go as f32, see wide_at(); NULL: nowhere */
 INLINE void scores_dims(const int type, const int n_rows, const uint32_t n_streams, const uint32_t n, const uint32_t d0,
 	const size_t step, const float *q, const char *const *k, size_t at, const char *const *soon, size_t soon_at,
-	const bool far, vec sum[KEY_ROWS][KEY_VECS])
+	const bool far, float *keep, vec sum[KEY_ROWS][KEY_VECS])
 {
 	const uint32_t dim_bytes = elem_bytes(type) * SUB_TOKENS, line_dims = dim_bytes >= 64 ? 1 : 64 / dim_bytes;
 
@@ -321,6 +317,9 @@ INLINE void scores_dims(const int type, const int n_rows, const uint32_t n_strea
 			ask(far, soon, n_streams, soon_at + i * dim_bytes);
 		UNROLL for (uint32_t j = 0; j < n_streams * SUB_VECS; j++) key[j] = key_vec(type,
 			k[j / SUB_VECS] + at + i * step - pair_less(type, d0 + i) * step, d0 + i, j % SUB_VECS * LANES);
+		if (keep)
+			UNROLL for (uint32_t j = 0; j < n_streams * SUB_VECS; j++)
+				vec_store(keep + i * ATTN_TILE + j * LANES, key[j]);
 		UNROLL for (int r = 0; r < n_rows; r++)
 		{
 			const vec query = vec_set1(q[i * (uint32_t)n_rows + (uint32_t)r]);
@@ -334,7 +333,7 @@ INLINE void scores_dims(const int type, const int n_rows, const uint32_t n_strea
 /* @wide: the tile was widened, its streams lie side by side */
 INLINE void scores_take(const int type, const bool wide, const int n_rows, const uint32_t n_streams, const float *q,
 	uint32_t dim, const char *const *k, const struct fetch *fetch, struct soon *soon_after, uint32_t s0,
-	float *score)
+	float *keep, float *score)
 {
 	const size_t dim_bytes = elem_bytes(type) * SUB_TOKENS, step = wide ? ATTN_TILE * sizeof(float) : dim_bytes;
 	vec sum[KEY_ROWS][KEY_VECS];
@@ -345,49 +344,65 @@ INLINE void scores_take(const int type, const bool wide, const int n_rows, const
 	for (; d + DIM_STEP <= dim; d += DIM_STEP, q += DIM_STEP * (uint32_t)n_rows) {
 		const char *const *soon = NULL;
 
-		if (wide && soon_after && d % SUB_TOKENS == 0)
+		if (wide && soon_after && d % SOON_STEP == 0)
 			soon_ask(soon_after);
 		if (fetch)
 			soon = (d * dim_bytes < fetch->turn ? fetch->own : fetch->next) + s0;
 		scores_dims(type, n_rows, n_streams, DIM_STEP, 0, step, q, k, d * step, soon, d * dim_bytes,
-			fetch && fetch->far, sum);
+			fetch && fetch->far, keep ? keep + d * ATTN_TILE : NULL, sum);
 	}
 	for (; d < dim; d++, q += (uint32_t)n_rows)
-		scores_dims(type, n_rows, n_streams, 1, d, step, q, k, d * step, NULL, 0, false, sum);
+		scores_dims(type, n_rows, n_streams, 1, d, step, q, k, d * step, NULL, 0, false,
+			keep ? keep + d * ATTN_TILE : NULL, sum);
 	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t j = 0; j < n_streams * SUB_VECS; j++)
 		vec_store(score + r * ATTN_TILE + j * LANES, sum[r][j]);
 }
 
+/* @wide: of all rows but the first KEY_ROWS, which have seen to it that K is there as f32 */
 INLINE void scores_rows(const int type, const bool wide, const uint32_t n_streams, const struct tiled *x,
-	const float *q, const char *const *k, const struct fetch *fetch, struct soon *soon, uint32_t s0)
+	const float *q, const char *const *k, const struct fetch *fetch, struct soon *soon, uint32_t s0, uint32_t r)
 {
 	const char *const base[STREAMS] = {k[0], k[n_streams > 1], k[n_streams > 2 ? 2 : 0], k[n_streams > 3 ? 3 : 0]};
 	const struct work *w = &x->w;
 	const uint32_t dim = x->k.dim;
 	float *score = w->weight + s0 * SUB_TOKENS;
-	uint32_t r = 0;
 
 	if (!wide && w->rows >= KEY_ROWS) {
-		scores_take(type, wide, KEY_ROWS, n_streams, q, dim, base, fetch, soon, s0, score);
+		scores_take(type, wide, KEY_ROWS, n_streams, q, dim, base, fetch, soon, s0, NULL, score);
 		r = KEY_ROWS;
 	}
 	for (; r + KEY_ROWS <= w->rows; r += KEY_ROWS)
-		scores_take(type, wide, KEY_ROWS, n_streams, q + (size_t)r * w->k_pad, dim, base, NULL, soon, s0,
+		scores_take(type, wide, KEY_ROWS, n_streams, q + (size_t)r * w->k_pad, dim, base, NULL, soon, s0, NULL,
 			score + (size_t)r * ATTN_TILE);
 	for (; r < w->rows; r++)
 		scores_take(type, wide, 1, n_streams, q + (size_t)r * w->k_pad, dim, base, wide || r ? NULL : fetch,
-			soon, s0, score + (size_t)r * ATTN_TILE);
+			soon, s0, NULL, score + (size_t)r * ATTN_TILE);
 }
 
+/* From row @r on. */
 INLINE void scores_all(const int type, const bool wide, const struct tiled *x, const float *q, const struct lanes *k,
-	const struct fetch *fetch, struct soon *soon, bool one_stream)
+	const struct fetch *fetch, struct soon *soon, bool one_stream, uint32_t r)
 {
 	if (one_stream) {
-		scores_rows(type, wide, 1, x, q, k->base, fetch, soon, 0);
+		scores_rows(type, wide, 1, x, q, k->base, fetch, soon, 0, r);
 		return;
 	}
 	for (uint32_t s = 0; s < STREAMS; s += KEY_STREAMS)
-		scores_rows(type, wide, KEY_STREAMS, x, q, k->base + s, fetch, soon, s);
+		scores_rows(type, wide, KEY_STREAMS, x, q, k->base + s, fetch, soon, s, r);
+}
+
+/* Of many rows the first @n_rows: they multiply what they widen, and keep it for the others. */
+INLINE void scores_first(const int type, const int n_rows, const struct tiled *x, const float *q, const struct lanes *k)
+{
+	const uint32_t n = KEY_STREAMS;
+
+	for (uint32_t s = 0; s < STREAMS; s += n) {
+		const char *const base[STREAMS] = {
+			k->base[s], k->base[s + (n > 1)], k->base[s + (n > 2 ? 2 : 0)], k->base[s + (n > 3 ? 3 : 0)]};
+
+		scores_take(type, false, n_rows, n, q, x->k.dim, base, NULL, NULL, s, x->w.k_wide + s * SUB_TOKENS,
+			x->w.weight + s * SUB_TOKENS);
+	}
 }
 
 /* Each score by its token's scale. */
@@ -410,6 +425,9 @@ TARGET static void scores_scale(const struct work *w, const struct lanes *k)
 		const char *row = v[s] + ((t)-pair_less(type, t)) * step; \
 		vec value[VALUE_VECS]; \
 		UNROLL for (int j = 0; j < n_vecs; j++) value[j] = value_vec(type, row, t, dim0 + j * LANES); \
+		if (keep) \
+			UNROLL for (int j = 0; j < n_vecs; j++) \
+				vec_store(keep + ((t)*STREAMS + (s)) * keep_row + dim0 + j * LANES, value[j]); \
 		UNROLL for (int r = 0; r < n_rows; r++) \
 		{ \
 			const vec by = vec_set1(weight[r * ATTN_TILE + (s)*SUB_TOKENS + (t)]); \
@@ -417,16 +435,20 @@ TARGET static void scores_scale(const struct work *w, const struct lanes *k)
 		} \
 	} while (0)
 
-/* @n_rows rows take in LANES * @n_vecs dims of all values of a chunk, or of those in @mask (by turns). */
+/* @n_rows rows take in LANES * @n_vecs dims of all values of a chunk, or of those in @mask (by turns).
+ * @keep: where the chunk goes as f32, in rows of @keep_row; NULL: nowhere */
 INLINE void turns_take(const int type, const int n_rows, const int n_vecs, const bool all, uint64_t mask,
 	const float *weight, const char *const *v, const size_t step, const char *const *own, const char *const *next,
-	size_t turn, const bool far, uint32_t dim0, float *acc, size_t acc_stride)
+	size_t turn, const bool far, struct soon *soon_after, float *keep, const size_t keep_row, uint32_t dim0,
+	float *acc, size_t acc_stride)
 {
 	vec sum[VALUE_ROWS][VALUE_VECS];
 
 	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int j = 0; j < n_vecs; j++) sum[r][j] = vec_zero();
 	if (all) {
-		for (uint32_t t2 = 0; t2 < SUB_TOKENS; t2 += 2)
+		for (uint32_t t2 = 0; t2 < SUB_TOKENS; t2 += 2) {
+			if (soon_after)
+				soon_ask(soon_after);
 			UNROLL for (uint32_t t = t2; t < t2 + 2; t++)
 			{
 				const size_t at = t * step + dim0 * elem_bytes(type);
@@ -440,6 +462,7 @@ INLINE void turns_take(const int type, const int n_rows, const int n_vecs, const
 					TURN(t, s);
 				}
 			}
+		}
 	} else {
 		for (; mask; mask &= mask - 1) {
 			const uint32_t i = (uint32_t)__builtin_ctzll(mask);
@@ -454,8 +477,8 @@ INLINE void turns_take(const int type, const int n_rows, const int n_vecs, const
 
 /* The chunk of @n dims that begins at byte @off of each stream, its streams @apart bytes one behind the other. */
 INLINE void turns_chunk(const int type, const int n_rows, const bool all, uint64_t mask, const float *weight,
-	const struct lanes *v, size_t off, const size_t apart, const size_t step, const struct fetch *fetch, uint32_t n,
-	float *acc, size_t acc_stride)
+	const struct lanes *v, size_t off, const size_t apart, const size_t step, const struct fetch *fetch,
+	struct soon *soon, float *keep, uint32_t n, float *acc, size_t acc_stride)
 {
 	const char *const base[STREAMS] = {
 		v->base[0] + off, v->base[1] + off + apart, v->base[2] + off + 2 * apart, v->base[3] + off + 3 * apart};
@@ -473,63 +496,65 @@ INLINE void turns_chunk(const int type, const int n_rows, const bool all, uint64
 	}
 	for (; d + VALUE_VECS * LANES <= n; d += VALUE_VECS * LANES)
 		turns_take(type, n_rows, VALUE_VECS, all, mask, weight, base, step, fetch ? own : NULL, next, turn,
-			fetch && fetch->far, d, acc + d, acc_stride);
+			fetch && fetch->far, soon, keep, n, d, acc + d, acc_stride);
 	for (; d < n; d += LANES)
-		turns_take(
-			type, n_rows, 1, all, mask, weight, base, step, NULL, NULL, 0, false, d, acc + d, acc_stride);
+		turns_take(type, n_rows, 1, all, mask, weight, base, step, NULL, NULL, 0, false, soon, keep, n, d,
+			acc + d, acc_stride);
 }
 
 /* All dims of @n_rows rows, chunk by chunk.  @wide: the streams lie in one tile of 64 tokens, by turns. */
 INLINE void turns_dims(const int type, const bool wide, const int n_rows, const bool all, uint64_t mask,
-	const float *weight, const struct tiled *x, const struct lanes *v, const struct fetch *fetch, float *acc,
-	size_t acc_stride)
+	const float *weight, const struct tiled *x, const struct lanes *v, const struct fetch *fetch, struct soon *soon,
+	const bool keep, float *acc, size_t acc_stride)
 {
 	const uint32_t dim = (uint32_t)attn_round_up(x->v.dim, TILED_PAD), elem = elem_bytes(type);
 	const uint32_t tokens = wide ? ATTN_TILE : SUB_TOKENS, turn = wide ? STREAMS : 1;
 
 	for (uint32_t c = 0; c < dim; c += TILED_CHUNK) {
 		const size_t off = (size_t)c * tokens * elem, rest = (size_t)(dim - c) * elem;
+		float *to = keep ? x->w.v_wide + (size_t)c * ATTN_TILE : NULL;
 
 		if (dim - c >= TILED_CHUNK)
 			turns_chunk(type, n_rows, all, mask, weight, v, off, wide ? TILED_CHUNK * elem : 0,
-				turn * TILED_CHUNK * elem, fetch, TILED_CHUNK, acc + c, acc_stride);
+				turn * TILED_CHUNK * elem, fetch, soon, to, TILED_CHUNK, acc + c, acc_stride);
 		else
-			turns_chunk(type, n_rows, all, mask, weight, v, off, wide ? rest : 0, turn * rest, fetch,
-				dim - c, acc + c, acc_stride);
+			turns_chunk(type, n_rows, all, mask, weight, v, off, wide ? rest : 0, turn * rest, fetch, soon,
+				to, dim - c, acc + c, acc_stride);
 	}
 }
 
 INLINE void turns_rows(const int type, const bool wide, const bool all, uint32_t n_rows, uint64_t mask,
-	const float *weight, const struct tiled *x, const struct lanes *v, const struct fetch *fetch, float *acc,
-	size_t acc_stride)
+	const float *weight, const struct tiled *x, const struct lanes *v, const struct fetch *fetch, struct soon *soon,
+	float *acc, size_t acc_stride)
 {
 	if (!wide && n_rows >= VALUE_ROWS) { /* the first rows fetch for the others */
-		turns_dims(type, wide, VALUE_ROWS, all, mask, weight, x, v, fetch, acc, acc_stride);
+		turns_dims(type, wide, VALUE_ROWS, all, mask, weight, x, v, fetch, soon, false, acc, acc_stride);
 		weight += VALUE_ROWS * ATTN_TILE;
 		acc += VALUE_ROWS * acc_stride;
 		n_rows -= VALUE_ROWS;
 		fetch = NULL;
 	}
 	for (; n_rows >= VALUE_ROWS; n_rows -= VALUE_ROWS) {
-		turns_dims(type, wide, VALUE_ROWS, all, mask, weight, x, v, NULL, acc, acc_stride);
+		turns_dims(type, wide, VALUE_ROWS, all, mask, weight, x, v, NULL, soon, false, acc, acc_stride);
 		weight += VALUE_ROWS * ATTN_TILE;
 		acc += VALUE_ROWS * acc_stride;
 	}
 	for (; n_rows; n_rows--) {
-		turns_dims(type, wide, 1, all, mask, weight, x, v, wide ? NULL : fetch, acc, acc_stride);
+		turns_dims(type, wide, 1, all, mask, weight, x, v, wide ? NULL : fetch, soon, false, acc, acc_stride);
 		weight += ATTN_TILE;
 		acc += acc_stride;
 		fetch = NULL;
 	}
 }
 
+/* From row @r on. */
 INLINE void turns_all(const int type, const bool wide, const struct tiled *x, const struct lanes *v,
-	const struct fetch *fetch, uint32_t h)
+	const struct fetch *fetch, struct soon *soon, uint32_t h, uint32_t r)
 {
 	const struct work *w = &x->w;
 	const size_t acc_stride = w->part->call->acc_floats;
 	float *acc = w->part->state.acc + (size_t)h * w->rows * acc_stride;
-	uint32_t r = 0, n;
+	uint32_t n;
 
 	for (; r < w->rows; r += n) {
 		const uint64_t mask = w->mask[r];
@@ -538,11 +563,20 @@ INLINE void turns_all(const int type, const bool wide, const struct tiled *x, co
 			;
 		if (mask == UINT64_MAX)
 			turns_rows(type, wide, true, n, mask, w->weight + (size_t)r * ATTN_TILE, x, v, r ? NULL : fetch,
-				acc + r * acc_stride, acc_stride);
+				soon, acc + r * acc_stride, acc_stride);
 		else if (mask)
-			turns_rows(type, wide, false, n, mask, w->weight + (size_t)r * ATTN_TILE, x, v, NULL,
+			turns_rows(type, wide, false, n, mask, w->weight + (size_t)r * ATTN_TILE, x, v, NULL, soon,
 				acc + r * acc_stride, acc_stride);
 	}
+}
+
+/* Of many rows the first VALUE_ROWS, which see all of the step: as scores_first(). */
+INLINE void turns_first(const int type, const struct tiled *x, const struct lanes *v, uint32_t h)
+{
+	const size_t acc_stride = x->w.part->call->acc_floats;
+
+	turns_dims(type, false, VALUE_ROWS, true, UINT64_MAX, x->w.weight, x, v, NULL, NULL, true,
+		x->w.part->state.acc + (size_t)h * x->w.rows * acc_stride, acc_stride);
 }
 
 /* ---- One copy of each pass for each type ---- */
@@ -551,24 +585,25 @@ INLINE void turns_all(const int type, const bool wide, const struct tiled *x, co
 	TARGET static void scores_##name(const struct tiled *x, const float *q, const struct lanes *k, \
 		const struct fetch *fetch, bool one_stream) \
 	{ \
-		scores_all(type, false, x, q, k, fetch, NULL, one_stream); \
+		scores_all(type, false, x, q, k, fetch, NULL, one_stream, 0); \
+	} \
+	TARGET static void scores_first_##name(const struct tiled *x, const float *q, const struct lanes *k) \
+	{ \
+		if (x->w.rows >= KEY_ROWS) \
+			scores_first(type, KEY_ROWS, x, q, k); \
+		else \
+			scores_first(type, 1, x, q, k); \
 	} \
 	TARGET static void turns_##name( \
 		const struct tiled *x, const struct lanes *v, const struct fetch *fetch, uint32_t h) \
 	{ \
-		turns_all(type, false, x, v, fetch, h); \
+		turns_all(type, false, x, v, fetch, NULL, h, 0); \
+	} \
+	TARGET static void turns_first_##name(const struct tiled *x, const struct lanes *v, uint32_t h) \
+	{ \
+		turns_first(type, x, v, h); \
 	} \
 	/* All of a tile to f32, see wide_at() */ \
-	TARGET static void widen_k_##name(const struct tiled *x, const struct lanes *k, float *to) \
-	{ \
-		for (uint32_t d = 0; d < x->k.dim; d++) \
-			for (uint32_t j = 0; j < ATTN_TILE; j += LANES) \
-				vec_store(to + d * ATTN_TILE + j, \
-					key_vec(type, \
-						k->base[j / SUB_TOKENS] + (size_t)(d - pair_less(type, d)) * \
-										  SUB_TOKENS * elem_bytes(type), \
-						d, j % SUB_TOKENS)); \
-	} \
 	TARGET static void widen_v_##name(const struct tiled *x, const struct lanes *v, float *to) \
 	{ \
 		const uint32_t dim = (uint32_t)attn_round_up(x->v.dim, TILED_PAD); \
@@ -716,14 +751,14 @@ TARGET static void widen_v_i4(const struct tiled *x, const struct tile *tile, ui
 }
 
 TARGET static void scores_wide(
-	const struct tiled *x, const float *q, const struct lanes *k, struct soon *soon, bool one_stream)
+	const struct tiled *x, const float *q, const struct lanes *k, struct soon *soon, bool one_stream, uint32_t r)
 {
-	scores_all(KVATTN_F32, true, x, q, k, NULL, soon, one_stream);
+	scores_all(KVATTN_F32, true, x, q, k, NULL, soon, one_stream, r);
 }
 
-TARGET static void turns_wide(const struct tiled *x, const struct lanes *v, uint32_t h)
+TARGET static void turns_wide(const struct tiled *x, const struct lanes *v, struct soon *soon, uint32_t h, uint32_t r)
 {
-	turns_all(KVATTN_F32, true, x, v, NULL, h);
+	turns_all(KVATTN_F32, true, x, v, NULL, soon, h, r);
 }
 
 #define BY_TYPE(type, call, ...) \
@@ -810,16 +845,22 @@ static void amx_turns(
 
 /* ---- A step of one head ---- */
 
-/* Many rows: K and V are widened to f32 once for all of them. */
-static void keys_widen(
-	const struct tiled *x, const struct tile *tile, uint32_t head, struct lanes *k, const struct fetch *fetch)
+/* Scores of many rows: K is widened to f32 once for all of them, if it can be by the first of them. */
+static void scores_many(const struct tiled *x, const struct tile *tile, uint32_t h, struct lanes *k,
+	const struct fetch *fetch, struct soon *soon, bool one_stream)
 {
-	if (x->k.type == KVATTN_I4)
-		widen_k_i4(x, tile, head, k, fetch, x->w.k_wide);
-	else
-		BY_TYPE(x->k.type, widen_k, x, k, x->w.k_wide);
+	const float *q = x->w.q + (size_t)h * x->w.rows * x->w.k_pad;
+	uint32_t r = x->w.rows >= KEY_ROWS ? KEY_ROWS : 1;
+
+	if (x->k.type == KVATTN_I4) {
+		widen_k_i4(x, tile, x->w.part->rows.head0 + h, k, fetch, x->w.k_wide);
+		r = 0;
+	} else {
+		BY_TYPE(x->k.type, scores_first, x, q, k);
+	}
 	for (uint32_t s = 0; s < STREAMS; s++)
 		k->base[s] = (const char *)(x->w.k_wide + s * SUB_TOKENS);
+	scores_wide(x, q, k, soon, one_stream, r);
 }
 
 /* K that was widened as V, see wide_at(): a subtile's sixteen dims at a time, so that both stay near. */
@@ -847,17 +888,37 @@ TARGET static void keys_turn(const struct tiled *x)
 	}
 }
 
-static void values_widen(
-	const struct tiled *x, const struct tile *tile, uint32_t head, struct lanes *v, const struct fetch *fetch)
+/* Whether the first rows take in all of a step's values, so that they can widen them for the others. */
+static bool first_see_all(const struct tiled *x)
 {
-	if (x->latent)
+	uint64_t seen = UINT64_MAX;
+
+	if (x->w.rows < VALUE_ROWS || x->v.type == KVATTN_I4 || x->latent)
+		return false;
+	for (uint32_t r = 0; r < VALUE_ROWS; r++)
+		seen &= x->w.mask[r];
+	return seen == UINT64_MAX;
+}
+
+/* Values of many rows, likewise. */
+static void turns_many(const struct tiled *x, const struct tile *tile, uint32_t h, struct lanes *v,
+	const struct fetch *fetch, struct soon *soon)
+{
+	uint32_t r = 0;
+
+	if (first_see_all(x)) {
+		BY_TYPE(x->v.type, turns_first, x, v, h);
+		r = VALUE_ROWS;
+	} else if (x->latent) {
 		keys_turn(x);
-	else if (x->v.type == KVATTN_I4)
-		widen_v_i4(x, tile, head, v, fetch, x->w.v_wide);
-	else
+	} else if (x->v.type == KVATTN_I4) {
+		widen_v_i4(x, tile, x->w.part->rows.head0 + h, v, fetch, x->w.v_wide);
+	} else {
 		BY_TYPE(x->v.type, widen_v, x, v, x->w.v_wide);
+	}
 	for (uint32_t s = 0; s < STREAMS; s++)
 		v->base[s] = (const char *)x->w.v_wide;
+	turns_wide(x, v, soon, h, r);
 }
 
 static void fetch_set(struct fetch *fetch, const struct tiled *x, const struct lanes *own, size_t own_bytes)
@@ -903,10 +964,10 @@ TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t n
 	} else if (x->k_way == TILED_CODES) {
 		bytes_scores(x, h, &k, w->widen ? NULL : &fetch_k, one_stream);
 	} else if (w->widen) {
-		struct soon soon = soon_open(x, next_step, head0 + next_h);
+		struct soon soon = soon_open(x, &x->k, x->k_bytes, next_step, head0 + next_h, KEY_ROWS,
+			(x->k.dim + SOON_STEP - 1) / SOON_STEP * (STREAMS / KEY_STREAMS));
 
-		keys_widen(x, tile, head0 + h, &k, &fetch_k);
-		scores_wide(x, w->q + (size_t)h * w->rows * w->k_pad, &k, &soon, one_stream);
+		scores_many(x, tile, h, &k, &fetch_k, &soon, one_stream);
 	} else {
 		BY_TYPE(x->k.type, scores, x, w->q + (size_t)h * w->rows * w->k_pad, &k, &fetch_k, one_stream);
 	}
@@ -935,8 +996,10 @@ TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t n
 		if (w->mask[r] != UINT64_MAX)
 			w->mask[r] = by_turns(w->mask[r]);
 	if (w->widen) {
-		values_widen(x, tile, head0 + h, &v, &fetch_v);
-		turns_wide(x, &v, h);
+		struct soon soon = soon_open(x, &x->v, x->v_bytes, next_step, head0 + next_h, VALUE_ROWS,
+			(x->v.dim + TILED_CHUNK - 1) / TILED_CHUNK * (SUB_TOKENS / 2));
+
+		turns_many(x, tile, h, &v, &fetch_v, &soon);
 	} else {
 		BY_TYPE(x->v.type, turns, x, &v, &fetch_v, h);
 	}
