@@ -400,6 +400,33 @@ def test_attention_reads_views_and_arrays_in_place(client):
         attention.attend(ns, 1, q, views, tokens, out[:2], n_q_heads=heads)
 
 
+def test_attention_takes_no_blocks_of_another_namespace_and_no_other_numbers(client):
+    numpy = pytest.importorskip("numpy")
+    from kvpool import attention
+    large, small = (client.namespace(name, kvpool.Descriptor.model(kvpool.Layout.HND, tokens, 1, 2, 32, kvpool.Type.F32))
+                    for name, tokens in (("large", 64), ("small", 16)))
+    rows = numpy.ones((64, 2, 32), dtype="float32")
+    q, out = numpy.ones((1, 2, 32), dtype="float32"), numpy.zeros((1, 2, 32), dtype="float32")
+    with small.reserve(1, timeout=5)[0] as block, small.sequence() as sequence:
+        with pytest.raises(ValueError, match="block: of another namespace than large"):
+            attention.put(large, 0, block, 0, rows, rows)
+        attention.put(small, 0, block, 0, rows[:16], rows[:16])
+        assert small.publish([(small.key("a"), block)]) == [kvpool.PublishResult.STORED]
+        sequence.append(range(16))
+        for blocks in (small.acquire([small.key("a")], timeout=5), sequence):
+            with pytest.raises(ValueError, match="blocks: of another namespace than large"):
+                attention.attend(large, 0, q, blocks, 16, out, n_q_heads=2)
+        again = client.namespace("small", kvpool.Descriptor.model(kvpool.Layout.HND, 16, 1, 2, 32, kvpool.Type.F32))
+        views = small.acquire([small.key("a")], timeout=5)
+        attention.attend(again, 0, q, views, 16, out, n_q_heads=2)  # another handle of the same one
+        assert (out == 1).all()
+        with pytest.raises(ValueError, match="float32 is needed"):  # the bytes of two rows
+            attention.attend(small, 0, q.astype("float64"), views, 16, numpy.zeros((2, 2, 32), dtype="float32"), n_q_heads=2)
+        for heads in (0, -1, 2**32 + 2):
+            with pytest.raises(ValueError, match="n_q_heads"):
+                attention.attend(small, 0, q, views, 16, out, n_q_heads=heads)
+
+
 def test_a_layer_that_stores_no_v_takes_it_from_k(client):
     numpy = pytest.importorskip("numpy")
     from kvpool import attention

@@ -11,7 +11,7 @@ from typing import Any, Optional, Union
 from typing import Sequence as SequenceOf
 
 from . import _lib
-from ._api import Error, Namespace, Sequence, View
+from ._api import Error, Namespace, Sequence, View, _fits
 from ._buffer import Memory
 
 
@@ -36,6 +36,7 @@ _attn = _lib._load("kvattn", {
     "kvattn_isa_name": (c.c_char_p, []),
 })
 _AUTO = 0xFFFFFFFF
+_HEADS_MAX = 4096
 
 
 def isa() -> str:
@@ -47,7 +48,7 @@ def isa() -> str:
 def geometry(ns: Namespace, layer: int) -> _lib.Geom:
     """Where a layer's K and V lie in a block of ``ns``; where it stores no V: all of K, see :func:`attend`."""
     geom = _lib.Geom()
-    result = _lib.pool.kvp_attn_geom(ns._raw, layer, geom)
+    result = _lib.pool.kvp_attn_geom(ns._raw, _fits("layer", layer), geom)
     if result < 0:
         raise Error(-result, _lib.pool.kvp_error(None).decode())
     return geom
@@ -59,6 +60,24 @@ def _floats(memory: Memory, n: int, name: str, at_least: bool = False) -> int:
     return int(memory.address)
 
 
+def _float_memory(name: str, source: Any, writable: bool = False) -> Memory:
+    """Of numbers as the kernels read them; plain bytes are taken for such."""
+    kind = str(source.dtype) if hasattr(source, "data_ptr") else memoryview(source).format
+    if kind not in ("f", "<f", "=f", "B", "b", "c", "torch.float32"):
+        raise ValueError(f"{name}: its elements are {kind}, float32 is needed")
+    return Memory(source, writable)
+
+
+def _same_namespace(what: str, ns: Namespace, theirs: Any) -> None:
+    """Blocks of another one may be shorter: with the geometry of ``ns`` bytes behind them would be read, and written."""
+    if theirs is ns._held:
+        return
+    mine, other = ns._info(), _lib.NsInfo(size=c.sizeof(_lib.NsInfo))
+    _lib.pool.kvp_ns_info(theirs.value, other)
+    if (mine.ns_id, mine.block_bytes, mine.block_tokens) != (other.ns_id, other.block_bytes, other.block_tokens):
+        raise ValueError(f"{what}: of another namespace than {ns.name}")
+
+
 class _Rows:
     """Rows of K and V that are to be stored; V's address is None where the layer stores no V."""
 
@@ -66,7 +85,8 @@ class _Rows:
         stored = geom.v_off != geom.k_off
         if stored != (v is not None):
             raise ValueError("v: the layer stores V" if stored else "v: the layer stores none, it must be None")
-        self.k, self.v = Memory(k, False), Memory(v, False) if stored else None  # held as long as their addresses
+        self.k = _float_memory("k", k)  # held as long as its address
+        self.v = _float_memory("v", v) if stored else None
         self.row_k, self.row_v = 4 * geom.n_kv_heads * geom.dim_k, 4 * geom.n_kv_heads * geom.dim_v
         self.n = self.k.length // self.row_k
         self.at_k = _floats(self.k, self.n * self.row_k // 4, "k")
@@ -84,7 +104,8 @@ def put(ns: Namespace, layer: int, block: Any, first_token: int, k: Any, v: Any 
     """
     geom = geometry(ns, layer)
     rows = _Rows(geom, k, v)
-    n, result = rows.n, rows.put(geom, block._ref.data, first_token, 0, rows.n)
+    _same_namespace("block", ns, block._grant._ns)
+    n, result = rows.n, rows.put(geom, block._ref.data, _fits("first_token", first_token), 0, rows.n)
     if result < 0:
         raise Error(-result, f"put of {n} tokens at {first_token}: {os.strerror(-result)}")
 
@@ -93,7 +114,7 @@ def put_sequence(seq: Sequence, layer: int, first: int, k: Any, v: Any = None) -
     """Store rows as :func:`put` does, of a sequence's tokens from position ``first`` on."""
     geom = geometry(seq.ns, layer)
     rows = _Rows(geom, k, v)
-    n, done, index = rows.n, 0, c.c_uint32()
+    n, done, index, first = rows.n, 0, c.c_uint32(), _fits("first", first, 62)
     while done < n:
         block = _lib.pool.kvp_seq_block(seq._raw, first + done, index)
         if not block:
@@ -114,17 +135,24 @@ def attend(ns: Namespace, layer: int, q: Any, blocks: Union[Sequence, SequenceOf
     keys.  ``threads``: 0: the caller's, -1: one for each CPU.  ``dim_v``: where the layer stores no V, how many of K's
     first dims are V; None: all.
     """
-    geom, q, out = geometry(ns, layer), Memory(q, False), Memory(out, True)
+    geom, q, out = geometry(ns, layer), _float_memory("q", q), _float_memory("out", out, True)
+    if not 0 < n_q_heads <= _HEADS_MAX:
+        raise ValueError(f"n_q_heads: {n_q_heads}, it must be 1 to {_HEADS_MAX}")
+    for name, tokens in (("n_tokens", n_tokens), ("window", window), ("sink_tokens", sink_tokens)):
+        _fits(name, tokens, 62)
     if dim_v is not None and (geom.v_off != geom.k_off or not 0 < dim_v <= geom.dim_k):
         raise ValueError(f"dim_v: {dim_v}, of {geom.dim_k} dims of K, and only where the layer stores no V")
     geom.dim_v = geom.dim_v if dim_v is None else dim_v
     rows = q.length // (4 * n_q_heads * geom.dim_k)
     if isinstance(blocks, Sequence):
+        _same_namespace("blocks", ns, blocks.ns._held)
         table = _lib.Table()
         if _lib.pool.kvp_seq_table(blocks._raw, table) < 0 or n_tokens > table.n_tokens:
             raise ValueError(f"n_tokens: {n_tokens}, the sequence has {table.n_tokens}")
         table.n_tokens = n_tokens
     else:
+        for block in blocks:
+            _same_namespace("blocks", ns, block._held()._ns)
         pointers = (c.c_void_p * max(1, len(blocks)))(*(block.address for block in blocks))
         table = _lib.Table(blocks=pointers, n_blocks=len(blocks), n_tokens=n_tokens)
     seq = _Seq(table=table, q=_floats(q, rows * n_q_heads * geom.dim_k, "q"),
