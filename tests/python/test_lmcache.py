@@ -3,6 +3,7 @@ import json
 import select
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -51,6 +52,25 @@ def test_an_object_of_another_length_is_a_miss(native):
     tags = [native.submit_batch_get(["a"], [memoryview(bytearray(n))]) for n in (999, 1000, 1001)]
     got = answers(native, 3)
     assert [got[tag][2] for tag in tags] == [[False], [True], [False]]
+
+
+def test_lengths_count_for_answers_that_are_taken_before_the_call_returns(native, monkeypatch):
+    native.submit_batch_set(["a"], [memoryview(b"x" * 1000)])
+    answers(native, 1)
+    get, taken = native._queue.get, []
+    taker = threading.Thread(target=lambda: taken.append(answers(native, 1)))
+
+    def slow(*args, **more):
+        tag = get(*args, **more)
+        taker.start()
+        taker.join(0.5)  # a thread that runs whenever it can
+        return tag
+
+    monkeypatch.setattr(native._queue, "get", slow)
+    tag = native.submit_batch_get(["a"], [memoryview(bytearray(1001))])
+    taker.join()
+    assert taken[0][tag] == (True, "", [False])
+    assert not native._lengths
 
 
 def test_what_could_not_be_stored_says_why(daemon, native):

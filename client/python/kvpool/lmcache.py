@@ -11,6 +11,7 @@ name model, rank, group and chunk; the bytes are LMCache's own, so only LMCache 
 from __future__ import annotations
 
 import hashlib
+import threading
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -43,13 +44,16 @@ class NativeClient:
         self._queue = self._client.queue(max(1, threads))
         self._timeout = timeout
         self._lengths: Dict[int, List[int]] = {}  # batch of gets: the length each buffer has
+        self._submitting = threading.Lock()  # LMCache takes answers in a thread of its own: not before their lengths are there
 
     def event_fd(self) -> int:
         return self._queue.fileno()
 
     def submit_batch_get(self, keys: List[str], buffers: List[Any]) -> int:
-        tag = self._queue.get(self._ns, [self._ns.key(key) for key in keys], buffers, timeout=self._timeout)
-        self._lengths[tag] = [memoryview(buffer).nbytes for buffer in buffers]
+        lengths = [memoryview(buffer).nbytes for buffer in buffers]
+        with self._submitting:
+            tag = self._queue.get(self._ns, [self._ns.key(key) for key in keys], buffers, timeout=self._timeout)
+            self._lengths[tag] = lengths
         return tag
 
     def submit_batch_set(self, keys: List[str], buffers: List[Any]) -> int:
@@ -67,7 +71,8 @@ class NativeClient:
         answers: List[Answer] = []
         for done in self._queue.poll():
             there = [status == Status.DONE for status in done.statuses]
-            lengths = self._lengths.pop(done.tag, None)
+            with self._submitting:
+                lengths = self._lengths.pop(done.tag, None)
             if lengths is not None:  # an object of another length is not the one that was asked for
                 there = [ok and used == length for ok, used, length in zip(there, done.used_bytes, lengths)]
             if done.op == "put":
