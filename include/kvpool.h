@@ -523,7 +523,8 @@ KVP_API void kvp_abandon(struct kvp_block_ref *blocks, uint32_t n);
  * written, or with such a one, or one of another namespace, below them.  Deleting one that is not there is no error.
  * What is gone stays so: it is answered when every spill store has noted it, so a start of the daemon finds no record of it,
  * not after a kill right after the answer either.  A power cut within moments of it may bring one back: where that must not be,
- * kvp_clear(), whose answer waits for the disk.
+ * kvp_clear(), whose answer waits for the disk.  A store that is left out of --spill hears of
+ * neither of the two, and brings its blocks back when it is named again.
  * Return: blocks of @keys that are gone now; -KVP_EINVAL; -KVP_EACCES: read-only to this client; -KVP_EDETACHED;
  * -KVP_ETIMEDOUT: the daemon has not answered by the deadline (0: within a second); what it reads only then it does not do, what it
  * has read may be done; -EIO: those not in use are gone now, but a spill store is down, missing, full or failing and could not note it, so
