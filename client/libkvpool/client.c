@@ -121,8 +121,7 @@ static void wait_for_try(struct kvp_client *client)
 	pthread_mutex_unlock(&client->lock);
 }
 
-/* Not attached: why not, in this thread's error text. Return: that as an error. */
-static int detached(struct kvp_client *client)
+int client_detached(struct kvp_client *client)
 {
 	int r = -KVP_EDETACHED;
 
@@ -168,7 +167,7 @@ int kvp_open(const struct kvp_open_opts *opts, struct kvp_client **out)
 		wait_for_try(client);
 	}
 	*out = client;
-	detached(client);
+	client_detached(client);
 	return 0;
 }
 
@@ -286,7 +285,7 @@ int kvp_ping(struct kvp_client *client, uint64_t deadline_ns)
 		return r;
 	s = atomic_load(&client->session);
 	if (!s)
-		return detached(client);
+		return client_detached(client);
 	request = request_new(client, s, KVP_MSG_PING, 0);
 	if (!request)
 		return fail(-KVP_ENOMEM, "out of memory");

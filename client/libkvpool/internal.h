@@ -541,6 +541,8 @@ void wire_end_session(struct kvp_client *client, const struct session *session);
 /** wire_raw() - keeper: send a request while not online */
 int wire_raw(struct request *request);
 void client_wake(struct kvp_client *client);
+/** client_detached() - not attached: why not, in this thread's error text. Return: that as an error. */
+int client_detached(struct kvp_client *client);
 
 /* ---- keeper.c ---- */
 

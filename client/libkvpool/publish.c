@@ -297,8 +297,10 @@ static uint8_t room_verdict(const struct publish *p, const struct room *room)
 {
 	const struct ns_map *map = room_map(room);
 
-	if (!map)
+	if (!map) {
+		fail_say("a private block cannot be published: it is not the pool's");
 		return KVP_PUB_REJECTED;
+	}
 	if (map->session->gone || (p->map && map != p->map))
 		return KVP_PUB_GONE;
 	return p->map ? 0 : KVP_PUB_REJECTED;
@@ -380,7 +382,22 @@ static uint8_t pub_result(uint8_t before, const struct batch_item *done)
 	return done->result == KVP_PUB_EXISTS && stored ? KVP_PUB_STORED : done->result;
 }
 
-static void publish_results(struct publish *p, struct batch *batch)
+/* A caller whose block was not taken, and who was told of no error, wants to know why. */
+static void publish_say_why(const struct batch_item *done, uint32_t i, int status)
+{
+	if (done->result != KVP_PUB_REJECTED || status < 0)
+		return;
+	if (done->again)
+		fail_say("items[%u]: what was stored, or was there, was gone each time before it could be held", i);
+	else if (done->no_parent && !kvp_key_is_none(&done->parent))
+		fail_say("items[%u]: not admitted: its parent is not in the pool, or not any more", i);
+	else
+		fail_say(
+			"items[%u]: not admitted: the daemon did not have its bytes, or no room for what it notes of it",
+			i);
+}
+
+static void publish_results(struct publish *p, struct batch *batch, int status)
 {
 	for (uint32_t i = 0; i < batch->n; i++) {
 		struct batch_item *done = &batch->items[i];
@@ -388,6 +405,7 @@ static void publish_results(struct publish *p, struct batch *batch)
 		uint8_t *result = &p->results[p->where[i]];
 
 		*result = pub_result(*result, done);
+		publish_say_why(done, p->where[i], status);
 		if (done->room_kept) {
 			publish_give_back(item->block, done);
 		} else {
@@ -419,7 +437,7 @@ static int publish_batch(struct publish *p, struct batch *batch)
 		return -KVP_ETIMEDOUT;
 	}
 	batch_settle(batch, r);
-	publish_results(p, batch);
+	publish_results(p, batch, r);
 	r = 0;
 	for (uint32_t i = 0; i < batch->n; i++)
 		r = r || batch->items[i].again;
@@ -481,6 +499,7 @@ static void blocks_abandon(struct kvp_publish_item *items, uint32_t n)
 
 static void publish_detached(struct publish *p)
 {
+	client_detached(p->ns->client);
 	for (uint32_t i = 0; i < p->n; i++) {
 		struct room room = room_of(hold_get(p->items[i].block->opaque[0]));
 

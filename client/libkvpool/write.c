@@ -99,6 +99,15 @@ static bool block_fill(struct kvp_block_ref *block, struct kvp_ns *ns, const str
 	return true;
 }
 
+/* None was to be had, for nobody is there to be asked. */
+static void reserve_say_detached(struct kvp_ns *ns)
+{
+	if (kvp_state(ns->client, NULL) == KVP_ATTACHED)
+		fail_say("namespace %s is not joined yet with the daemon that came", ns->join.name);
+	else
+		client_detached(ns->client);
+}
+
 int64_t kvp_reserve(struct kvp_ns *ns, uint32_t n, uint32_t flags, uint64_t deadline_ns, struct kvp_block_ref *blocks)
 {
 	struct room rooms[ROOMS_A_TURN];
@@ -129,6 +138,8 @@ int64_t kvp_reserve(struct kvp_ns *ns, uint32_t n, uint32_t flags, uint64_t dead
 		if (have < want)
 			break;
 	}
+	if (got < n && !(flags & KVP_PRIVATE) && !atomic_load_explicit(&ns->map, memory_order_relaxed))
+		reserve_say_detached(ns);
 	if (flags & KVP_PRIVATE && got < n)
 		return got ? (int64_t)got : fail(-KVP_ENOMEM, "no memory for private blocks");
 	return got;

@@ -258,6 +258,7 @@ static void a_block_whose_parent_is_unknown_stays_the_writers(void **state)
 	wire_fill(block.data, BLOCK, 2);
 	assert_int_equal(kvp_publish(f->ns_a, &item, 1, &result), 0);
 	assert_int_equal(result, KVP_PUB_REJECTED);
+	assert_non_null(strstr(kvp_error(f->a), "its parent is not in the pool"));
 	assert_non_null(block.data);
 	memset(block.data, 0, BLOCK); /* still writable */
 	assert_int_equal(put(f->ns_a, 1, NULL, NULL), KVP_PUB_STORED);

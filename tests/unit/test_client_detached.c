@@ -108,6 +108,7 @@ static void private_blocks_are_usable_and_publishing_them_is_no_error(void **sta
 	uint8_t results[2] = {0};
 
 	assert_int_equal(kvp_reserve(f->ns, 100, 0, 0, blocks), 0);
+	assert_non_null(strstr(kvp_error(f->client), "not attached to a daemon at "));
 	assert_int_equal(kvp_reserve(f->ns, 100, KVP_PRIVATE, 0, blocks), 100);
 	for (unsigned i = 0; i < 100; i++) {
 		assert_int_equal(blocks[i].is_private, 1);
@@ -120,6 +121,7 @@ static void private_blocks_are_usable_and_publishing_them_is_no_error(void **sta
 	assert_int_equal(kvp_publish(f->ns, items, 2, results), 0);
 	assert_int_equal(results[0], KVP_PUB_REJECTED);
 	assert_int_equal(results[1], KVP_PUB_REJECTED);
+	assert_non_null(strstr(kvp_error(f->client), "a private block cannot be published"));
 	assert_non_null(blocks[0].data);
 	kvp_abandon(blocks, 100);
 	assert_null(blocks[0].data);
