@@ -299,7 +299,10 @@ static int reserve_take(
 		pthread_mutex_unlock(&map->lock);
 	}
 	if (!n)
-		return -ENOSPC;
+		return fail(-KVP_ENOSPC,
+			"namespace %s: the pool had no room by the deadline, what it holds is in use: wait longer, or raise "
+			"--pool",
+			map->head->name);
 	return grants_take(map, request->connection, (const struct kvp_wire_grant *)(const void *)request->body, n,
 		rooms, n_rooms, deadline_ns);
 }

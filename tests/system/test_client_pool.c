@@ -392,6 +392,7 @@ static void nothing_can_be_had_while_everything_is_held(void **state)
 	assert_true(n > 300 && n < 1000);
 	before = wire_now();
 	assert_int_equal(kvp_reserve(f->ns_b, 8, 0, kvp_deadline_ms(1000), more), 0);
+	assert_non_null(strstr(kvp_error(f->b), "namespace n: the pool had no room by the deadline"));
 	assert_in_range((wire_now() - before) / 1000000, 950, 1500);
 	kvp_abandon(blocks, 1);
 	assert_int_equal(kvp_reserve(f->ns_b, 1, 0, kvp_deadline_ms(1000), more), 1);
