@@ -543,6 +543,11 @@ static void a_raw_device_serves(struct several *s, const char *key_file)
 	is_read_whole(s, key_file, device);
 	if (loop_made(s->t.spill, "4096", larger)) /* moved to where sectors are larger than its headers */
 		is_read_whole(s, key_file, larger);
+	assert_int_equal(host_start(&s->t.host, NULL), 0);
+	trial_attach(&s->t);
+	put_chains(s, N, 5 * N); /* beyond its first 16 MiB */
+	trial_detach(&s->t);
+	assert_int_equal(host_stop(&s->t.host), 0);
 	snprintf(smaller, sizeof(smaller), "%s:16M", device); /* its segments do not fit that: it is begun anew */
 	options[9] = smaller;
 	assert_int_equal(host_start(&s->t.host, options), 0);
