@@ -322,7 +322,7 @@ static int ns_make_way(struct daemon *d, uint32_t uid, char reason[256])
 				oldest = ns;
 		if (!oldest) {
 			snprintf(reason, 256,
-				"%u namespaces are the most for one uid, %u for all, and all are in use: raise uid-max-namespaces or max-namespaces",
+				"%u namespaces are the most for one uid, %u for all, and clients are in all of them: raise uid-max-namespaces or max-namespaces",
 				d->config.uid_max_namespaces, d->config.max_namespaces);
 			return -KVP_EQUOTA;
 		}

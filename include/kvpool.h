@@ -279,7 +279,9 @@ struct kvp_ns_info {
  */
 KVP_API int kvp_ns_open(struct kvp_client *client, const struct kvp_ns_opts *opts, struct kvp_ns **ns);
 
-/** kvp_ns_close() - views, blocks and sequences of it must be closed before; the blocks stay in the pool */
+/** kvp_ns_close() - views, blocks and sequences of it must be closed before; the blocks stay in the pool
+ *  In the daemon's eyes, and under its limits (kvpoold(8), max-namespaces), the client is in it until kvp_close(): a process
+ *  that goes through many of them closes its client now and then. */
 KVP_API void kvp_ns_close(struct kvp_ns *ns);
 
 /** kvp_ns_info() - Return: 0; -KVP_EINVAL. */
