@@ -332,12 +332,22 @@ static void publish_add(struct publish *p, struct batch *batch, uint32_t i)
 		hold->kind = HOLD_PUBLISHING;
 		p->results[i] = before;
 		p->where[p->n_where++] = i;
+	} else {
+		fail_say(
+			"items[%u]: its staging area is gone with a daemon, and the one that came has no room for another",
+			i);
 	}
 }
 
 static bool pub_is_again(uint8_t result)
 {
 	return result == PUB_AGAIN || result == PUB_STORED_AGAIN;
+}
+
+/* Not answered yet, or to be sent again. */
+static bool pub_is_open(uint8_t result)
+{
+	return !result || pub_is_again(result);
 }
 
 /* Put what may be published of items[from..] into a batch; answer the others at once. Return: items looked at. */
@@ -347,7 +357,7 @@ static uint32_t publish_fill(struct publish *p, struct batch *batch, uint32_t fr
 
 	p->n_where = 0;
 	for (; i < p->n && p->n_where < KVP_WIRE_BATCH_MAX; i++)
-		if (p->results[i] == 0 || pub_is_again(p->results[i]))
+		if (pub_is_open(p->results[i]))
 			publish_add(p, batch, i);
 	return i - from;
 }
@@ -388,7 +398,9 @@ static void publish_say_why(const struct batch_item *done, uint32_t i, int statu
 	if (done->result != KVP_PUB_REJECTED || status < 0)
 		return;
 	if (done->again)
-		fail_say("items[%u]: what was stored, or was there, was gone each time before it could be held", i);
+		fail_say(
+			"items[%u]: what was stored, or was there, or its staging area, was gone each time it was sent",
+			i);
 	else if (done->no_parent && !kvp_key_is_none(&done->parent))
 		fail_say("items[%u]: not admitted: its parent is not in the pool, or not any more", i);
 	else
@@ -445,12 +457,16 @@ static int publish_batch(struct publish *p, struct batch *batch)
 	return r;
 }
 
-/* What was written for a daemon that is gone has somewhere to go. */
+/* What was written for a daemon that is gone has somewhere to go, also if that happened in the middle. */
 static void publish_make_ready(struct publish *p)
 {
 	for (uint32_t i = 0; i < p->n; i++) {
-		struct room room = room_of(hold_get(p->items[i].block->opaque[0]));
+		const struct hold *hold = pub_is_open(p->results[i]) ? hold_get(p->items[i].block->opaque[0]) : NULL;
+		struct room room;
 
+		if (!hold)
+			continue;
+		room = room_of(hold);
 		if (room_verdict(p, &room) == 0 && stage_is_lost(&room)) {
 			stage_ready(p->map);
 			return;
@@ -462,10 +478,10 @@ static int publish_wait(struct publish *p)
 {
 	int worst = 0;
 
-	publish_make_ready(p);
 	for (unsigned round = 0; round < REPEATS; round++) {
 		bool again = false;
 
+		publish_make_ready(p);
 		for (uint32_t at = 0; at < p->n;) {
 			struct batch *batch =
 				batch_new(p->map, p->n - at < KVP_WIRE_BATCH_MAX ? p->n - at : KVP_WIRE_BATCH_MAX);

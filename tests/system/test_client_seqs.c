@@ -5,6 +5,7 @@
  */
 #include "tests/unit/seq_model.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -493,6 +494,40 @@ static void a_block_written_for_a_daemon_that_is_gone_is_published_to_the_next(v
 	done_with(&w);
 }
 
+struct sending {
+	struct kvp_ns *ns;
+	struct kvp_publish_item item;
+	uint8_t result;
+};
+
+static void *sends(void *arg)
+{
+	struct sending *sending = arg;
+
+	kvp_publish(sending->ns, &sending->item, 1, &sending->result);
+	return NULL;
+}
+
+static void a_block_on_its_way_when_the_daemon_is_killed_is_published_to_the_next(void **state)
+{
+	struct host *host = *state;
+	struct world w = given_world(host->socket, 4, KVP_LAYOUT_HND, KVP_NS_COPIED);
+	struct kvp_block_ref block;
+	struct sending sending = {.ns = w.ns, .item = {.block = &block, .key = {{15, 15}}, .used_tokens = 4}};
+	pthread_t thread;
+
+	assert_int_equal(kvp_reserve(w.ns, 1, 0, kvp_deadline_ms(5000), &block), 1);
+	memset(block.data, 1, 64);
+	assert_int_equal(kill(host->pid, SIGSTOP), 0);
+	assert_int_equal(pthread_create(&thread, NULL, sends, &sending), 0);
+	wire_sleep_ms(200);
+	host_kill(host);
+	assert_int_equal(host_start(host, NULL), 0);
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	assert_int_equal(sending.result, KVP_PUB_STORED);
+	done_with(&w);
+}
+
 static void a_chain_is_published_by_calls_that_do_not_wait(void **state)
 {
 	enum { N = 64 };
@@ -541,6 +576,7 @@ int main(void)
 		TEST(what_is_written_after_a_refusal_is_what_is_published),
 		TEST(a_sequence_goes_on_being_published_while_the_daemon_is_killed),
 		TEST(a_block_written_for_a_daemon_that_is_gone_is_published_to_the_next),
+		TEST(a_block_on_its_way_when_the_daemon_is_killed_is_published_to_the_next),
 		TEST(a_chain_is_published_by_calls_that_do_not_wait),
 	};
 
