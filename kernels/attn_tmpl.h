@@ -401,7 +401,7 @@ struct rows_soon {
 	uint32_t head;
 };
 
-/* The @i-th of @n parts, into the second-level cache: in the first one it would be in the way of what is worked on. */
+/* The @i-th of @n parts, into the first-level cache: so few at a time find room in it. */
 static void rows_ask(const struct rows_soon *soon, uint32_t i, uint32_t n)
 {
 	for (uint32_t j = 2 * ATTN_TILE * i / n; j < 2 * ATTN_TILE * (i + 1) / n && soon->tile->any; j++) {
@@ -414,7 +414,7 @@ static void rows_ask(const struct rows_soon *soon, uint32_t i, uint32_t n)
 		row = sub->block + x->off + (sub->token + j % SUB_TOKENS) * x->token_stride +
 		      soon->head * x->head_stride;
 		for (uint32_t at = 0; at < x->dim * x->elem; at += 64)
-			__builtin_prefetch(row + at, 0, 2);
+			__builtin_prefetch(row + at);
 	}
 }
 
