@@ -173,6 +173,42 @@ static void its_lock_is_held_without_a_gap_over_any_number_of_restarts(void **st
 	munmap(watch, sizeof(*watch));
 }
 
+/* Readers that have not come back yet: nobody has joined the namespace, and they hold blocks of it all the same. */
+static void a_namespace_of_held_blocks_is_not_unused_before_its_clients_are_back(void **state)
+{
+	const char *const two[] = {"--pool", "4M", "--slab", "256k", "--max-namespaces", "2", NULL};
+	struct kvp_key key = wire_key(1);
+	struct wire_pinned pinned;
+	struct wire_ns held, other, more;
+	struct wire w, newcomer;
+	struct host host;
+
+	(void)state;
+	assert_int_equal(host_open(&host, geteuid()), 0);
+	assert_int_equal(host_start(&host, two), 0);
+	assert_int_equal(wire_open(&w, host.socket), 0);
+	assert_int_equal(wire_join(&w, &held, "held", 4096), 0);
+	assert_int_equal(wire_put(&held, &key, NULL, 1, 5000), KVP_PUB_STORED);
+	assert_int_equal(wire_pin(&held, &key, &pinned), 1);
+	host_kill(&host);
+	assert_int_equal(host_start(&host, NULL), 0);
+	assert_int_equal(wire_open(&newcomer, host.socket), 0);
+	assert_int_equal(wire_join(&newcomer, &other, "other", 4096), 0);
+	assert_int_equal(wire_join(&newcomer, &more, "more", 4096), -KVP_EQUOTA);
+	assert_true(wire_right(pinned.data, 4096, 1));
+	wire_unpin(&held, &pinned);
+	wire_leave(&held);
+	wire_close(&w); /* now nobody is in it */
+	wire_sleep_ms(500);
+	for (unsigned i = 0; i < 50 && wire_join(&newcomer, &more, "more", 4096) < 0; i++)
+		wire_sleep_ms(100);
+	assert_int_equal(wire_put(&more, &key, NULL, 2, 5000), KVP_PUB_STORED);
+	wire_leave(&more);
+	wire_leave(&other);
+	wire_close(&newcomer);
+	host_close(&host);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -180,6 +216,7 @@ int main(void)
 			its_lock_is_held_without_a_gap_over_any_number_of_restarts, setup, trial_teardown),
 		cmocka_unit_test_setup_teardown(
 			staging_areas_of_daemons_that_are_gone_are_not_kept_mapped, setup, trial_teardown),
+		cmocka_unit_test(a_namespace_of_held_blocks_is_not_unused_before_its_clients_are_back),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
