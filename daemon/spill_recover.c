@@ -488,6 +488,15 @@ static int recovery_scan(struct recovery *recovery)
 	return recovery->error;
 }
 
+/* A file system that had room for a part of a segment may leave the file that much longer: what was never written there is
+   asked for anew, or it would be taken for room that is not there. */
+static void recovery_leave_parts(struct spill *spill)
+{
+	while (spill->n_present && !spill->segments[spill->n_present - 1].n_records &&
+		segment_off(spill, spill->n_present) > spill->file.bytes)
+		spill->n_present--;
+}
+
 /* Keys of which nothing is left need not be given any more. */
 static int recovery_pass_keys(struct spill *spill)
 {
@@ -525,6 +534,8 @@ int spill_scan(struct spill *spill)
 		r = -ENOMEM;
 	if (r == 0)
 		r = recovery_scan(recovery);
+	if (r == 0)
+		recovery_leave_parts(spill);
 	if (r == 0)
 		r = kill_find(spill, recovery->cipher, recovery->bytes, SCANS);
 	if (r == 0 && recovery->cipher && !recovery->n_lost_segments)

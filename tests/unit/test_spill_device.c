@@ -187,6 +187,29 @@ static void on_a_file_system_smaller_than_the_capacity_the_store_makes_do(void *
 	assert_int_equal(fill(f, 30, false), 30);
 }
 
+/* As ext4 leaves it when it has room for a part of what is asked for. */
+static void a_part_of_a_segment_that_was_never_written_is_no_room(void **state)
+{
+	struct place *p = *state;
+	struct fixture *f = p->f;
+	uint64_t used;
+	struct stat st;
+
+	mount_tmpfs(p, p->dir, "size=14m,mode=700", &p->mounted_dir);
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(fill(f, 100, false), 100);
+	used = stats_of(f).used_bytes;
+	fixture_close(f);
+	assert_int_equal(stat(f->path, &st), 0);
+	assert_int_equal(truncate(f->path, st.st_size + (off_t)MIB), 0);
+	assert_int_equal(fixture_open(f), 0);
+	assert_int_equal(f->spill->n_present, 3);
+	assert_int_equal(stats_of(f).used_bytes, used);
+	assert_int_equal(fill(f, 60, false), 60);
+	assert_int_equal(f->spill->n_present, 3);
+	assert_int_equal(stats_of(f).write_errors, 0);
+}
+
 static void with_room_for_one_segment_the_start_says_what_that_comes_to(void **state)
 {
 	struct place *p = *state;
@@ -843,6 +866,7 @@ int main(void)
 		BOTH(on_a_file_system_smaller_than_the_capacity_the_store_makes_do),
 		BOTH(with_room_for_one_segment_the_start_says_what_that_comes_to),
 		BOTH(on_a_full_file_system_without_fallocate_it_makes_do_too),
+		BOTH(a_part_of_a_segment_that_was_never_written_is_no_room),
 		BOTH(with_no_room_for_a_superblock_the_start_is_refused),
 		BOTH(on_a_disk_that_fails_in_parts_what_is_stored_is_exact),
 		BOTH(a_raw_device_is_a_store_of_all_its_bytes),
