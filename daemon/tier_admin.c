@@ -343,9 +343,9 @@ static void drop_ring(struct loop_timer *timer)
 		struct ns *ns = ns_find(tier->d, name->ns_id);
 		struct entry *e = ns ? ns_entry(ns, &name->key) : NULL;
 
+		job->n_done++; /* also what went with a block above it */
 		if (!e || !e->cold)
 			continue;
-		job->n_done++;
 		spill_set_forget(tier->spill, e->cold);
 		tier_gone(tier->d, e);
 	}

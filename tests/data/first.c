@@ -35,8 +35,10 @@ int main(void)
 					row[i] = tokens[pos] + layer; /* in earnest: what the model computes */
 			}
 	kvp_seq_commit(seq, N); /* from now on others find the full blocks */
-	printf("%s: %d of %d tokens reused\n", kvp_state(client, NULL) == KVP_ATTACHED ? "attached" : "no daemon",
-		(int)have, N);
+	int attached = kvp_state(client, NULL) == KVP_ATTACHED;
+	printf("%s: %d of %d tokens reused\n", attached ? "attached" : "without the pool", (int)have, N);
+	if (!attached)
+		fprintf(stderr, "first: %s\n", kvp_error(client)); /* why: no daemon, or one that refuses us */
 	kvp_seq_close(seq);
 	kvp_ns_close(ns);
 	kvp_close(client);

@@ -15,7 +15,8 @@ done
 awk '/^```c$/ {on = 1; next} /^```$/ {on = 0} on' "$top/README.md" >"$dir/first.c"
 cmp "$dir/first.c" "$top/tests/data/first.c"
 cc -Wall -Wextra -I"$top/include" "$dir/first.c" -L"$build" -lkvpool -Wl,-rpath,"$build" -o "$dir/first"
-"$dir/first" | grep -qx 'no daemon: 0 of 100 tokens reused'
+"$dir/first" 2>"$dir/why" | grep -qx 'without the pool: 0 of 100 tokens reused'
+grep -q '^first: .*kvpoold' "$dir/why" || { cat "$dir/why"; exit 1; }
 pool_start --pool 16M
 "$dir/first" | grep -qx 'attached: 0 of 100 tokens reused'
 "$dir/first" | grep -qx 'attached: 96 of 100 tokens reused'

@@ -363,6 +363,23 @@ static void what_operators_do_is_in_the_log_with_who_did_it_and_what_came_of_it(
 	}
 }
 
+static void a_drop_tells_what_went_with_a_block_above_it(void **state)
+{
+	struct trial *t = *state;
+	char out[OUT];
+
+	for (uint64_t k = 0; k < N; k++) { /* one chain */
+		struct kvp_key key = wire_key(k), parent = wire_key(k - 1);
+
+		assert_int_equal(trial_put(t->ns, &key, k ? &parent : NULL, k, TRIAL_BLOCK), KVP_PUB_STORED);
+	}
+	assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "drain"), 0);
+	assert_int_equal(TRIAL_KVCTL(t, NULL, 0, "evict"), 0);
+	assert_int_equal(TRIAL_KVCTL(t, out, sizeof(out), "store", "drop", "--yes"), 0);
+	assert_non_null(strstr(out, "60 blocks"));
+	assert_int_equal(come_back(t->ns, 0, N), 0);
+}
+
 static void blocks_in_memory_stay_when_the_store_is_dropped(void **state)
 {
 	struct trial *t = *state;
@@ -461,6 +478,7 @@ int main(void)
 		TEST(drop_wants_a_yes),
 		TEST(a_running_daemon_forgets_one_namespace_for_good),
 		TEST(what_operators_do_is_in_the_log_with_who_did_it_and_what_came_of_it),
+		TEST(a_drop_tells_what_went_with_a_block_above_it),
 		TEST(blocks_in_memory_stay_when_the_store_is_dropped),
 		TEST(a_stopped_store_is_dropped_and_a_served_one_is_not),
 		TEST(what_is_no_store_is_refused),
