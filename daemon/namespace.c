@@ -265,11 +265,26 @@ static unsigned ns_count_of(const struct daemon *d, uint32_t owner)
 	return n;
 }
 
+/* May somebody hold blocks of it?  After a start those who do have not joined it again yet.  By their pages for pins, which they
+   write themselves: so it keeps its memory, and lets nobody in. */
+static bool ns_may_be_held(const struct ns *ns)
+{
+	for (uint32_t place = 0; place < ns->head->max_places; place++) {
+		if (!ns->d->slabs[place] || ns->d->slabs[place]->ns != ns)
+			continue;
+		for (const struct session *s = ns->d->sessions; s; s = s->next)
+			if (s->has_place[place])
+				return true;
+	}
+	return false;
+}
+
 /* Nobody uses it, nothing is under way in it. */
 static bool ns_is_idle(const struct ns *ns)
 {
-	return !ns->n_members && !ns->n_based && !ns->n_writing && !ns->waits && !ns->restore_head &&
-	       !atomic_load(&ns->row->counters.restoring) && !atomic_load(&ns->row->counters.taken);
+	return !ns->n_members && !ns_may_be_held(ns) && !ns->n_based && !ns->n_writing && !ns->waits &&
+	       !ns->restore_head && !atomic_load(&ns->row->counters.restoring) &&
+	       !atomic_load(&ns->row->counters.taken);
 }
 
 /* It says that it is dying, its blocks go, then its memory, its row, its object. */

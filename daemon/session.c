@@ -834,14 +834,6 @@ static void session_find_places(struct session *s)
 	}
 }
 
-/* Until its client comes back and joins again: a namespace of whose blocks it may hold some is not unused, or it would make way. */
-static void session_find_namespaces(struct session *s)
-{
-	for (uint32_t place = 0; place < s->d->pool.header->max_places; place++)
-		if (s->has_place[place] && s->d->slabs[place] && s->d->slabs[place]->ns)
-			session_join(s, s->d->slabs[place]->ns, false);
-}
-
 /* What the last daemon saw of its counts is in the namespaces' counters already: by namespace the object says it itself. */
 static void session_see_counts(struct session *s)
 {
@@ -929,7 +921,6 @@ static bool session_adopt(struct daemon *d, struct kvp_session_row *row, uint64_
 	}
 	session_header_renew(s);
 	session_find_places(s);
-	session_find_namespaces(s);
 	session_see_counts(s);
 	session_add_counts(s);
 	return true;

@@ -209,6 +209,45 @@ static void a_namespace_of_held_blocks_is_not_unused_before_its_clients_are_back
 	host_close(&host);
 }
 
+/* A session object is its client's to write: what a start reads there is no right to anything. */
+static void pages_for_pins_of_others_let_nobody_in_after_a_start(void **state)
+{
+	const char *const small[] = {"--pool", "4M", "--slab", "256k", NULL};
+	struct kvp_key key = wire_key(1);
+	struct wire_ns theirs;
+	struct wire owner, thief, again;
+	struct kvp_wire_usage usage;
+	struct host host;
+	uint64_t ask[2] = {0}, id;
+	char *pins;
+
+	(void)state;
+	assert_int_equal(host_open(&host, geteuid()), 0);
+	assert_int_equal(host_start(&host, small), 0);
+	assert_int_equal(wire_open(&owner, host.socket), 0);
+	assert_int_equal(wire_join(&owner, &theirs, "theirs", 4096), 0);
+	assert_int_equal(wire_put(&theirs, &key, NULL, 1, 5000), KVP_PUB_STORED);
+	assert_int_equal(wire_open(&thief, host.socket), 0);
+	id = thief.welcome.session_id;
+	pins = (char *)thief.session + thief.session->pins_off;
+	for (uint64_t place = 0; place < thief.header->max_places; place++)
+		*(volatile char *)(pins + place * thief.session->pin_stride) = 0;
+	ask[0] = theirs.id;
+	assert_int_equal(wire_call(&thief, KVP_MSG_USAGE, ask, sizeof(ask), &usage, sizeof(usage)), -KVP_ENOENT);
+	host_kill(&host);
+	assert_int_equal(host_start(&host, NULL), 0);
+	close(thief.fd);
+	assert_int_equal(wire_connect(&again, host.socket), 0);
+	thief.fd = again.fd;
+	assert_int_equal(wire_hello(&thief, id), 0);
+	assert_int_equal(thief.welcome.session_id, id);
+	assert_int_equal(wire_call(&thief, KVP_MSG_USAGE, ask, sizeof(ask), &usage, sizeof(usage)), -KVP_ENOENT);
+	wire_leave(&theirs);
+	wire_close(&owner);
+	wire_close(&thief);
+	host_close(&host);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -217,6 +256,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			staging_areas_of_daemons_that_are_gone_are_not_kept_mapped, setup, trial_teardown),
 		cmocka_unit_test(a_namespace_of_held_blocks_is_not_unused_before_its_clients_are_back),
+		cmocka_unit_test(pages_for_pins_of_others_let_nobody_in_after_a_start),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
