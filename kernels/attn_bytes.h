@@ -1,15 +1,16 @@
 /*
  * attn_bytes.h - I8 in TILED by products of bytes, for processors with VNNI and VBMI; included by attn_tiled.h
  *
- * A query's row, and a row's weights of one tile, become whole numbers in steps of a power of two below 2^-22 of the
- * largest among them, written as three signed digits of eight bits (as exact as f32, whose sums round as much).  Each
- * digit's products with the codes are added up in whole numbers, so their order counts for nothing.  VPDPBUSD wants one
- * side unsigned: codes are taken as code + 128, and 128 times the digits' sum is in the sum from the beginning.
+ * A query's row, and a row's weights of one tile, become whole numbers in steps of 2^-14 of the largest among them (which
+ * stays what it is), written as two signed digits of eight bits: far finer than codes of eight bits are.  Each digit's
+ * products with the codes are added up in whole numbers, so their order counts for nothing.  VPDPBUSD wants one side
+ * unsigned: codes are taken as code + 128, and 128 times the digits' sum is in the sum from the beginning.
  */
-#define DIGITS 3
-#define DIGITS_MANTISSA \
-	0x7efe00u /* a little below that of 127 * (1 + 256 + 65536), the largest number of three digits */
+#define DIGITS 2
+#define DIGITS_TOP 0x1p14f /* of two digits; the next power is beyond 127 * (1 + 256) */
+#define DIGITS_LEAST 0x0f000000u /* bits of 2^-97: the inverse of less could be too large for f32 */
 #define QUAD 4u /* products of one instruction and lane */
+#define QUAD_BYTES (DIGITS * QUAD) /* of four numbers: [digit][4] */
 #define BYTES_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")))
 #define BYTES_INLINE BYTES_TARGET static inline __attribute__((always_inline))
 
@@ -18,16 +19,10 @@
 /* Step and its inverse for numbers up to @top, given by its bits; NaN where anything was not finite. */
 static float digits_step(uint32_t top, float *inverse)
 {
-	uint32_t exponent = top >> 23;
+	const float largest = half_float(top > DIGITS_LEAST ? top : DIGITS_LEAST);
 
-	*inverse = 0;
-	if (exponent == 255)
-		return NAN;
-	if (exponent < 30) /* so little that an inverse would be too large for f32 */
-		exponent = 30;
-	exponent = 276 - exponent - ((top & 0x7fffff) > DIGITS_MANTISSA);
-	*inverse = half_float(exponent << 23);
-	return half_float((254 - exponent) << 23);
+	*inverse = DIGITS_TOP / largest;
+	return largest < INFINITY ? largest / DIGITS_TOP : NAN;
 }
 
 BYTES_INLINE __m512i magnitude_bits(vec x)
@@ -35,13 +30,35 @@ BYTES_INLINE __m512i magnitude_bits(vec x)
 	return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
 }
 
-/* Digit p of lane i in byte 4 * i + p. */
-BYTES_INLINE __m512i digits_of(vec x, float inverse)
+/* The largest of each of four vectors of magnitudes' bits. */
+BYTES_INLINE void tops_store(uint32_t *p, __m512i a, __m512i b, __m512i c, __m512i d)
 {
-	const __m512i bias = _mm512_set1_epi32(0x808080);
+	const __m512i ab = _mm512_max_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+	const __m512i cd = _mm512_max_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+	const __m512i abcd = _mm512_max_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+	const __m256i half = _mm256_max_epi32(_mm512_castsi512_si256(abcd), _mm512_extracti64x4_epi64(abcd, 1));
 
-	return _mm512_xor_si512(
-		_mm512_add_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(x, _mm512_set1_ps(inverse))), bias), bias);
+	_mm_storeu_si128(
+		(__m128i *)(void *)p, _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+}
+
+/* 32 numbers of at most 15 bits and a sign, a quarter has four of @low and four of @high. */
+BYTES_INLINE __m512i numbers_packed(vec low, vec high)
+{
+	return _mm512_packs_epi32(_mm512_cvtps_epi32(low), _mm512_cvtps_epi32(high));
+}
+
+/* Their digits: [quad][digit][4] */
+BYTES_INLINE __m512i digits_of(__m512i packed)
+{
+	/* digit p of a number is its byte p */
+	static const uint8_t by_quad[64] = {0, 2, 4, 6, 1, 3, 5, 7, 16, 18, 20, 22, 17, 19, 21, 23, 32, 34, 36, 38, 33,
+		35, 37, 39, 48, 50, 52, 54, 49, 51, 53, 55, 8, 10, 12, 14, 9, 11, 13, 15, 24, 26, 28, 30, 25, 27, 29,
+		31, 40, 42, 44, 46, 41, 43, 45, 47, 56, 58, 60, 62, 57, 59, 61, 63};
+	const __m512i bias = _mm512_set1_epi16(0x80);
+	const __m512i digits = _mm512_xor_si512(_mm512_add_epi16(packed, bias), bias);
+
+	return _mm512_permutexvar_epi8(_mm512_loadu_si512(by_quad), digits);
 }
 
 /* @sum += the products of four unsigned bytes with four signed ones.  Written out: as a builtin gcc 12 keeps each sum twice
@@ -52,40 +69,52 @@ BYTES_INLINE __m512i quads_product(__m512i sum, __m512i codes, __m512i digits)
 	return sum;
 }
 
+/* What sums of products with code + 128 begin with, by digit, of a row whose digits @sum has: [quad][digit]. */
+BYTES_INLINE void digits_less(int32_t *less, __m512i sum)
+{
+	const __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64(sum, 1));
+	const __m128i quarter = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+	const __m128i both = _mm_add_epi32(quarter, _mm_unpackhi_epi64(quarter, quarter));
+
+	_mm_storel_epi64((__m128i *)(void *)less, _mm_sub_epi32(_mm_setzero_si128(), _mm_slli_epi32(both, 7)));
+}
+
+/* Two digits' sums as one number in steps. */
+BYTES_INLINE vec digits_joined(const __m512i sum[DIGITS])
+{
+	return vec_fma(_mm512_cvtepi32_ps(sum[1]), vec_set1(256), _mm512_cvtepi32_ps(sum[0]));
+}
+
 /* ---- Queries: [quad of dims][row][digit][4] of KEY_ROWS rows at a time, of what is left over row by row ---- */
+
+BYTES_INLINE vec query_dims(const float *from, uint32_t d, uint32_t dim)
+{
+	return _mm512_maskz_loadu_ps((__mmask16)attn_low_bits((int64_t)dim - d), from + d);
+}
 
 BYTES_TARGET static void query_digits(const struct work *w, uint32_t h, uint32_t r)
 {
-	/* digit p of dims 4 q .. 4 q + 3 into bytes 12 * q + 4 * p and on */
-	static const uint8_t by_quad[64] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 16, 20, 24, 28, 17, 21, 25, 29, 18,
-		22, 26, 30, 32, 36, 40, 44, 33, 37, 41, 45, 34, 38, 42, 46, 48, 52, 56, 60, 49, 53, 57, 61, 50, 54, 58,
-		62, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3};
 	const uint32_t dim = w->part->call->geom.dim_k, first = query_place(w, r), at = h * w->rows + r;
-	const uint32_t step = query_step(w, r) * DIGITS * QUAD;
+	const uint32_t step = query_step(w, r) * QUAD_BYTES;
 	const float *from = query_row(w, h, r);
-	int8_t *to = w->q_digits + ((size_t)h * w->rows + first) * w->k_pad * DIGITS + (r - first) * DIGITS * QUAD;
+	int8_t *to = w->q_digits + ((size_t)h * w->rows + first) * w->k_pad * DIGITS + (r - first) * QUAD_BYTES;
 	__m512i top = _mm512_setzero_si512(), sum = _mm512_setzero_si512();
-	_Alignas(64) int32_t sums[LANES];
 	float inverse;
 
 	for (uint32_t d = 0; d < dim; d += LANES)
-		top = _mm512_max_epi32(
-			top, magnitude_bits(_mm512_maskz_loadu_ps((__mmask16)attn_low_bits(dim - d), from + d)));
+		top = _mm512_max_epi32(top, magnitude_bits(query_dims(from, d, dim)));
 	w->q_step[at] = digits_step((uint32_t)_mm512_reduce_max_epi32(top), &inverse);
-	for (uint32_t d = 0; d < dim; d += LANES) {
-		const vec x = _mm512_maskz_loadu_ps((__mmask16)attn_low_bits(dim - d), from + d);
-		const __m512i digits = _mm512_permutexvar_epi8(_mm512_loadu_si512(by_quad), digits_of(x, inverse));
+	for (uint32_t d = 0; d < dim; d += 2 * LANES) {
+		const __m512i digits = digits_of(numbers_packed(vec_mul(query_dims(from, d, dim), vec_set1(inverse)),
+			vec_mul(query_dims(from, d + LANES, dim), vec_set1(inverse))));
 		_Alignas(64) int8_t bytes[64];
 
 		sum = quads_product(sum, _mm512_set1_epi8(1), digits);
 		_mm512_store_si512(bytes, digits);
-		for (uint32_t q = 0; q < LANES / QUAD && d + q * QUAD < dim; q++)
-			memcpy(to + (d / QUAD + q) * step, bytes + q * DIGITS * QUAD, DIGITS * QUAD);
+		for (uint32_t q = 0; q < 2 * LANES / QUAD && d + q * QUAD < dim; q++)
+			memcpy(to + (d / QUAD + q) * step, bytes + q * QUAD_BYTES, QUAD_BYTES);
 	}
-	_mm512_store_si512(sums, sum);
-	for (uint32_t p = 0; p < DIGITS; p++)
-		w->q_less[at * DIGITS + p] =
-			-128 * (sums[p] + sums[DIGITS + p] + sums[2 * DIGITS + p] + sums[3 * DIGITS + p]);
+	digits_less(w->q_less + (size_t)at * DIGITS, sum);
 }
 
 static void bytes_queries(const struct work *w)
@@ -105,16 +134,8 @@ BYTES_INLINE __m512i quad_broadcast(const int8_t *digits)
 	return _mm512_set1_epi32(four);
 }
 
-/* Three sums as one number in steps. */
-BYTES_INLINE vec digits_joined(__m512i low, __m512i middle, __m512i high)
-{
-	const vec rest = _mm512_fmadd_ps(_mm512_cvtepi32_ps(middle), _mm512_set1_ps(256), _mm512_cvtepi32_ps(low));
-
-	return _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(65536), rest);
-}
-
 BYTES_INLINE void bytes_scores_take(const int n_rows, const int n_streams, const struct work *w, uint32_t at,
-	uint32_t dim, const char *const *k, const struct fetch *fetch, uint32_t s0, float *score)
+	uint32_t dim, const struct lanes *k, const struct fetch *fetch, uint32_t s0, float *score)
 {
 	/* four dims of sixteen tokens to sixteen tokens of four dims */
 	static const uint8_t by_token[64] = {0, 16, 32, 48, 1, 17, 33, 49, 2, 18, 34, 50, 3, 19, 35, 51, 4, 20, 36, 52,
@@ -134,8 +155,8 @@ BYTES_INLINE void bytes_scores_take(const int n_rows, const int n_streams, const
 
 		if (fetch)
 			ask(fetch->far, (off < fetch->turn ? fetch->own : fetch->next) + s0, (uint32_t)n_streams, off);
-		UNROLL for (int s = 0; s < n_streams; s++) code[s] =
-			_mm512_xor_si512(_mm512_permutexvar_epi8(turn, _mm512_loadu_si512(k[s] + off)), half);
+		UNROLL for (int s = 0; s < n_streams; s++) code[s] = _mm512_xor_si512(
+			_mm512_permutexvar_epi8(turn, _mm512_loadu_si512(k->base[s0 + (uint32_t)s] + off)), half);
 		UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int p = 0; p < DIGITS; p++)
 		{
 			const __m512i by = quad_broadcast(q + (r * DIGITS + p) * (int)QUAD);
@@ -146,11 +167,11 @@ BYTES_INLINE void bytes_scores_take(const int n_rows, const int n_streams, const
 	}
 	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int s = 0; s < n_streams; s++)
 		vec_store(score + r * (int)ATTN_TILE + s * (int)SUB_TOKENS,
-			vec_mul(digits_joined(sum[r][s][0], sum[r][s][1], sum[r][s][2]),
-				vec_set1(w->q_step[at + (uint32_t)r])));
+			vec_mul(vec_mul(digits_joined(sum[r][s]), vec_set1(w->q_step[at + (uint32_t)r])),
+				vec_load(k->scale[s0 + (uint32_t)s])));
 }
 
-BYTES_INLINE void bytes_scores_rows(const int n_streams, const struct tiled *x, uint32_t h, const char *const *k,
+BYTES_INLINE void bytes_scores_rows(const int n_streams, const struct tiled *x, uint32_t h, const struct lanes *k,
 	const struct fetch *fetch, uint32_t s0)
 {
 	const struct work *w = &x->w;
@@ -167,51 +188,56 @@ BYTES_TARGET static void bytes_scores(
 	const struct tiled *x, uint32_t h, const struct lanes *k, const struct fetch *fetch, bool one_stream)
 {
 	if (one_stream) {
-		bytes_scores_rows(1, x, h, k->base, fetch, 0);
+		bytes_scores_rows(1, x, h, k, fetch, 0);
 		return;
 	}
 	for (uint32_t s = 0; s < STREAMS; s += 2)
-		bytes_scores_rows(2, x, h, k->base + s, fetch, s);
+		bytes_scores_rows(2, x, h, k, fetch, s);
 }
 
 /* ---- Values ---- */
 
-/* The step of weights by those scales that a mask shows: no weight alone is above 1. */
-BYTES_TARGET static float mask_step(const struct lanes *v, uint64_t mask, float *inverse)
+#define TILE_DIGITS (ATTN_TILE * DIGITS) /* of a row's weights */
+
+/* Weights of a tile as whole numbers, by row. */
+struct weighed {
+	_Alignas(64) int8_t digits[KEY_ROWS * TILE_DIGITS]; /* [quad of tokens][digit][4] each */
+	int32_t less[KEY_ROWS][DIGITS];
+	float step[KEY_ROWS];
+};
+
+/* Those of each row's mask, by their tokens' scales.  A NaN among them is in the row's sum of weights too. */
+BYTES_INLINE void bytes_weigh(
+	const int n_rows, const struct work *w, uint32_t r0, const struct lanes *v, struct weighed *by)
 {
-	__m512i top = _mm512_setzero_si512();
+	vec number[KEY_ROWS][STREAMS];
+	__m512i top[KEY_ROWS];
+	uint32_t tops[KEY_ROWS];
 
-	UNROLL for (uint32_t s = 0; s < STREAMS; s++) top = _mm512_max_epi32(
-		top, magnitude_bits(_mm512_maskz_loadu_ps((__mmask16)(mask >> s * SUB_TOKENS), v->scale[s])));
-	return digits_step((uint32_t)_mm512_reduce_max_epi32(top), inverse);
-}
-
-/* A row's weights, those of its mask: [digit][64] by position.  A NaN among them is in the row's sum of weights too. */
-BYTES_TARGET static void weight_digits(const struct work *w, uint32_t r, float inverse)
-{
-	static const uint8_t by_digit[64] = {0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 1, 5, 9, 13,
-		17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61, 2, 6, 10, 14, 18, 22, 26, 30, 34, 38, 42, 46, 50, 54,
-		58, 62, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3};
-	int8_t *to = w->w_digits + (size_t)r * DIGITS * ATTN_TILE;
-	__m512i sum = _mm512_setzero_si512();
-
-	UNROLL for (uint32_t s = 0; s < STREAMS; s++)
+	UNROLL for (int r = 0; r < KEY_ROWS; r++) top[r] = _mm512_setzero_si512();
+	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t s = 0; s < STREAMS; s++)
 	{
-		const vec x = _mm512_maskz_loadu_ps(
-			(__mmask16)(w->mask[r] >> s * SUB_TOKENS), w->weight + (size_t)r * ATTN_TILE + s * SUB_TOKENS);
-		const __m512i digits = _mm512_permutexvar_epi8(_mm512_loadu_si512(by_digit), digits_of(x, inverse));
-
-		sum = quads_product(sum, _mm512_set1_epi8(1), digits);
-		_mm_storeu_si128((__m128i *)(void *)(to + s * SUB_TOKENS), _mm512_castsi512_si128(digits));
-		_mm_storeu_si128(
-			(__m128i *)(void *)(to + ATTN_TILE + s * SUB_TOKENS), _mm512_extracti32x4_epi32(digits, 1));
-		_mm_storeu_si128(
-			(__m128i *)(void *)(to + 2 * ATTN_TILE + s * SUB_TOKENS), _mm512_extracti32x4_epi32(digits, 2));
+		number[r][s] = _mm512_maskz_mul_ps((__mmask16)(w->mask[r0 + (uint32_t)r] >> s * SUB_TOKENS),
+			vec_load(w->weight + (r0 + (size_t)r) * ATTN_TILE + s * SUB_TOKENS), vec_load(v->scale[s]));
+		top[r] = _mm512_max_epi32(top[r], magnitude_bits(number[r][s]));
 	}
-	sum = _mm512_add_epi32(sum, _mm512_shuffle_epi32(sum, _MM_PERM_BADC));
-	sum = _mm512_add_epi32(sum, _mm512_shuffle_epi32(sum, _MM_PERM_CDAB));
-	_mm512_store_si512(
-		w->w_less + (size_t)r * LANES, _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(sum, 7)));
+	tops_store(tops, top[0], top[1], top[2], top[3]);
+	UNROLL for (int r = 0; r < n_rows; r++)
+	{
+		__m512i sum = _mm512_setzero_si512();
+		float inverse;
+
+		by->step[r] = digits_step(tops[r], &inverse);
+		UNROLL for (uint32_t s = 0; s < STREAMS; s += 2)
+		{
+			const __m512i digits = digits_of(numbers_packed(vec_mul(number[r][s], vec_set1(inverse)),
+				vec_mul(number[r][s + 1], vec_set1(inverse))));
+
+			sum = quads_product(sum, _mm512_set1_epi8(1), digits);
+			_mm512_store_si512(by->digits + r * (int)TILE_DIGITS + s * SUB_TOKENS * DIGITS, digits);
+		}
+		digits_less(by->less[r], sum);
+	}
 }
 
 /* Four tokens of 64 dims to quads: vector j of the half has dims 16 l + 8 * half + 4 j .. + 3 in its quarter l. */
@@ -228,20 +254,18 @@ BYTES_INLINE void quads_open(const char *row, size_t step, const bool high, __m5
 }
 
 /* Half of a chunk's dims, see quads_open(), of all values of a tile. */
-BYTES_INLINE void bytes_turns_half(const int n_rows, const bool high, const struct work *w, uint32_t r0,
+BYTES_INLINE void bytes_turns_half(const int n_rows, const bool high, const struct weighed *weighed,
 	const struct lanes *v, size_t off, size_t step, const struct fetch *fetch, vec done[KEY_ROWS][4])
 {
-	const int8_t *weights = w->w_digits + (size_t)r0 * DIGITS * ATTN_TILE;
 	__m512i sum[KEY_ROWS][2][DIGITS];
 
 	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int j = 0; j < 2; j++)
-		UNROLL for (int p = 0; p < DIGITS; p++) sum[r][j][p] =
-			_mm512_set1_epi32(w->w_less[(r0 + (size_t)r) * LANES + 4 * (size_t)p]);
+		UNROLL for (int p = 0; p < DIGITS; p++) sum[r][j][p] = _mm512_set1_epi32(weighed->less[r][p]);
 	for (uint32_t i = 0; i < ATTN_TILE / QUAD;
 		i++) { /* by turns; not unrolled, or the sums would not stay in registers */
 		const uint32_t s = i % STREAMS, t = i / STREAMS * QUAD;
 		const size_t at = off + t * step;
-		const int8_t *by_row = weights + s * SUB_TOKENS + t;
+		const int8_t *by_row = weighed->digits + (s * SUB_TOKENS + t) * DIGITS;
 		__m512i quads[2];
 
 		if (fetch) {
@@ -252,17 +276,17 @@ BYTES_INLINE void bytes_turns_half(const int n_rows, const bool high, const stru
 		quads_open(v->base[s] + at, step, high, quads);
 		UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int p = 0; p < DIGITS; p++)
 		{
-			const __m512i by = quad_broadcast(by_row + (r * DIGITS + p) * (int)ATTN_TILE);
+			const __m512i by = quad_broadcast(by_row + r * (int)TILE_DIGITS + p * (int)QUAD);
 
 			UNROLL for (int j = 0; j < 2; j++) sum[r][j][p] = quads_product(sum[r][j][p], quads[j], by);
 		}
 	}
 	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int j = 0; j < 2; j++) done[r][2 * high + j] =
-		vec_mul(digits_joined(sum[r][j][0], sum[r][j][1], sum[r][j][2]), vec_set1(w->w_step[r0 + (uint32_t)r]));
+		digits_joined(sum[r][j]);
 }
 
 /* Quarters of quads back to dims in order, added to what a row has. */
-BYTES_INLINE void quads_add(const vec quads[4], uint32_t n, float *acc)
+BYTES_INLINE void quads_add(const vec quads[4], float step, uint32_t n, float *acc)
 {
 	const vec a = _mm512_shuffle_f32x4(quads[0], quads[1], 0x44),
 		  b = _mm512_shuffle_f32x4(quads[0], quads[1], 0xee);
@@ -272,7 +296,7 @@ BYTES_INLINE void quads_add(const vec quads[4], uint32_t n, float *acc)
 		_mm512_shuffle_f32x4(b, d, 0x88), _mm512_shuffle_f32x4(b, d, 0xdd)};
 
 	UNROLL for (uint32_t i = 0; i < 4; i++) if (i * LANES < n)
-		vec_store(acc + i * LANES, vec_add(vec_load(acc + i * LANES), dims[i]));
+		vec_store(acc + i * LANES, vec_fma(dims[i], vec_set1(step), vec_load(acc + i * LANES)));
 }
 
 BYTES_INLINE void bytes_turns_rows(const int n_rows, const struct tiled *x, const struct lanes *v,
@@ -280,15 +304,18 @@ BYTES_INLINE void bytes_turns_rows(const int n_rows, const struct tiled *x, cons
 {
 	const uint32_t dim = (uint32_t)attn_round_up(x->v.dim, TILED_PAD);
 	const size_t acc_stride = x->w.part->call->acc_floats;
+	struct weighed weighed;
 
+	bytes_weigh(n_rows, &x->w, r0, v, &weighed);
 	/* a token of less than 64 dims is read on into what follows, the scales at last: dims that are not kept */
 	for (uint32_t c = 0; c < dim; c += TILED_CHUNK) {
 		const uint32_t n = tiled_v_row(x->v.dim, c);
 		vec done[KEY_ROWS][4];
 
-		bytes_turns_half(n_rows, false, &x->w, r0, v, (size_t)c * SUB_TOKENS, n, fetch, done);
-		bytes_turns_half(n_rows, true, &x->w, r0, v, (size_t)c * SUB_TOKENS, n, NULL, done);
-		UNROLL for (int r = 0; r < n_rows; r++) quads_add(done[r], n, acc + (size_t)r * acc_stride + c);
+		bytes_turns_half(n_rows, false, &weighed, v, (size_t)c * SUB_TOKENS, n, fetch, done);
+		bytes_turns_half(n_rows, true, &weighed, v, (size_t)c * SUB_TOKENS, n, NULL, done);
+		UNROLL for (int r = 0; r < n_rows; r++)
+			quads_add(done[r], weighed.step[r], n, acc + (size_t)r * acc_stride + c);
 	}
 }
 
@@ -297,17 +324,9 @@ BYTES_TARGET static void bytes_turns(
 {
 	const struct work *w = &x->w;
 	const size_t acc_stride = w->part->call->acc_floats;
-	float *acc = w->part->state.acc + (size_t)h * w->rows * acc_stride, step = 0, inverse = 0;
-	uint64_t mask = 0;
+	float *acc = w->part->state.acc + (size_t)h * w->rows * acc_stride;
 	uint32_t r = 0;
 
-	for (uint32_t i = 0; i < w->rows; i++) {
-		if (!i || w->mask[i] != mask)
-			step = mask_step(v, w->mask[i], &inverse);
-		mask = w->mask[i];
-		w->w_step[i] = step;
-		weight_digits(w, i, inverse);
-	}
 	for (; r + KEY_ROWS <= w->rows; r += KEY_ROWS, fetch = NULL)
 		bytes_turns_rows(KEY_ROWS, x, v, fetch, r, acc + r * acc_stride);
 	for (; r < w->rows; r++, fetch = NULL)

@@ -1,13 +1,10 @@
 /*
  * attn_fours.h - I4 in TILED by products of bytes, for processors with VNNI and VBMI; included by attn_tiled.h
  *
- * As I8 (attn_bytes.h), with three differences.  Codes are unsigned as they are.  Numbers have two digits, which is far finer
- * than four bits are.  And K has a step for each dim of a tile, so digits are made of query times step, anew for each tile: a
+ * As I8 (attn_bytes.h), with three differences.  Codes are unsigned as they are.  K has a step for each dim of a tile, so digits are made of query times step, anew for each tile: a
  * query is below 1, and what its digits are steps of follows from the tile's largest step, so neither depends on what rows
  * are worked on together.  V's weights take the steps of each chunk.  Least values are a sum in f32 of their own.
  */
-#define FOURS_DIGITS 2
-#define FOURS_QUAD (FOURS_DIGITS * QUAD) /* bytes of four numbers: [digit][4] */
 #define LINE_CODES TILED_CODES_WORD /* of each of the sixteen lanes of a line of 64 bytes */
 
 struct quad {
@@ -23,34 +20,6 @@ struct quad {
 static size_t fours_row_bytes(const struct work *w)
 {
 	return attn_round_up(w->k_pad, 2 * LANES) * sizeof(int16_t);
-}
-
-/* What numbers up to @top are steps of, as digits_step(): with a digit less. */
-INLINE float fours_step(uint32_t top, float *inverse)
-{
-	const float step = digits_step(top, inverse);
-
-	*inverse *= 0x1p-8f;
-	return step * 0x1p8f;
-}
-
-/* 32 numbers of at most 15 bits and a sign, a quarter has four of @low and four of @high. */
-BYTES_INLINE __m512i fours_packed(vec low, vec high)
-{
-	return _mm512_packs_epi32(_mm512_cvtps_epi32(low), _mm512_cvtps_epi32(high));
-}
-
-/* Their digits: [quad][digit][4] */
-BYTES_INLINE void fours_store(int8_t *to, __m512i packed)
-{
-	/* digit p of a number is its byte p */
-	static const uint8_t by_quad[64] = {0, 2, 4, 6, 1, 3, 5, 7, 16, 18, 20, 22, 17, 19, 21, 23, 32, 34, 36, 38, 33,
-		35, 37, 39, 48, 50, 52, 54, 49, 51, 53, 55, 8, 10, 12, 14, 9, 11, 13, 15, 24, 26, 28, 30, 25, 27, 29,
-		31, 40, 42, 44, 46, 41, 43, 45, 47, 56, 58, 60, 62, 57, 59, 61, 63};
-	const __m512i bias = _mm512_set1_epi16(0x80);
-	const __m512i digits = _mm512_xor_si512(_mm512_add_epi16(packed, bias), bias);
-
-	_mm512_storeu_si512(to, _mm512_permutexvar_epi8(_mm512_loadu_si512(by_quad), digits));
 }
 
 /* Rows as parts of their largest number, which is w->q_step: [row][k_pad], and as whole numbers */
@@ -76,7 +45,7 @@ BYTES_TARGET static void fours_queries(const struct work *w)
 			const vec next = d + LANES < w->k_pad ? vec_load(to + d + LANES) : vec_zero();
 
 			_mm512_storeu_si512(whole + d * sizeof(int16_t),
-				fours_packed(vec_mul(vec_load(to + d), vec_set1(FOURS_QUERY)),
+				numbers_packed(vec_mul(vec_load(to + d), vec_set1(FOURS_QUERY)),
 					vec_mul(next, vec_set1(FOURS_QUERY))));
 		}
 	}
@@ -84,13 +53,13 @@ BYTES_TARGET static void fours_queries(const struct work *w)
 
 /* A line of codes, eight to a lane, by the digits of eight numbers of each row. */
 BYTES_INLINE void fours_line(
-	const int n_rows, const char *line, const int8_t *digits, size_t stride, __m512i sum[KEY_ROWS][FOURS_DIGITS])
+	const int n_rows, const char *line, const int8_t *digits, size_t stride, __m512i sum[KEY_ROWS][DIGITS])
 {
 	const __m512i codes = _mm512_loadu_si512(line), four = _mm512_set1_epi8(15);
 	const __m512i first = _mm512_and_si512(codes, four);
 	const __m512i last = _mm512_and_si512(_mm512_srli_epi16(codes, 4), four);
 
-	UNROLL for (int r = 0; r < n_rows; r++, digits += stride) UNROLL for (int p = 0; p < FOURS_DIGITS; p++)
+	UNROLL for (int r = 0; r < n_rows; r++, digits += stride) UNROLL for (int p = 0; p < DIGITS; p++)
 	{
 		__m512i *to = &sum[r][p];
 
@@ -100,27 +69,25 @@ BYTES_INLINE void fours_line(
 			: "v"(first), "m"(*(const struct quad *)(const void *)(digits + p * (int)QUAD)));
 		__asm__("vpdpbusd %2%{1to16%}, %1, %0"
 			: "+v"(*to)
-			: "v"(last), "m"(*(const struct quad *)(const void *)(digits + FOURS_QUAD + p * (int)QUAD)));
+			: "v"(last), "m"(*(const struct quad *)(const void *)(digits + QUAD_BYTES + p * (int)QUAD)));
 	}
 }
 
-BYTES_INLINE void fours_zero(const int n_rows, __m512i sum[KEY_ROWS][FOURS_DIGITS])
+BYTES_INLINE void fours_zero(const int n_rows, __m512i sum[KEY_ROWS][DIGITS])
 {
-	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int p = 0; p < FOURS_DIGITS; p++) sum[r][p] =
+	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int p = 0; p < DIGITS; p++) sum[r][p] =
 		_mm512_setzero_si512();
 }
 
 /* Sums of a row's digits as what they are worth. */
-BYTES_INLINE vec fours_worth(const __m512i sum[FOURS_DIGITS], float step, float rest)
+BYTES_INLINE vec fours_worth(const __m512i sum[DIGITS], float step, float rest)
 {
-	const vec steps = vec_fma(_mm512_cvtepi32_ps(sum[1]), vec_set1(256), _mm512_cvtepi32_ps(sum[0]));
-
-	return vec_fma(steps, vec_set1(step), vec_set1(rest));
+	return vec_fma(digits_joined(sum), vec_set1(step), vec_set1(rest));
 }
 
 /* ---- Keys ---- */
 
-#define FOLD_STRIDE (KVATTN_DIM_MAX * FOURS_DIGITS) /* bytes from row to row */
+#define FOLD_STRIDE (KVATTN_DIM_MAX * DIGITS) /* bytes from row to row */
 
 /* The largest of sixteen f16, none of them negative; NaN is above all. */
 BYTES_INLINE float halves_top(__m256i halves)
@@ -166,12 +133,12 @@ BYTES_INLINE void fours_fold(const int n_rows, const struct tiled *x, uint32_t a
 	}
 	for (uint32_t d = 0; d < k_pad; d += 2 * LANES) {
 		const vec next = d + LANES < k_pad ? vec_load_f16(steps + d + LANES) : vec_zero();
-		const __m512i by = fours_packed(
+		const __m512i by = numbers_packed(
 			vec_mul(vec_load_f16(steps + d), vec_set1(inverse)), vec_mul(next, vec_set1(inverse)));
 
-		UNROLL for (int r = 0; r < n_rows; r++) fours_store(digits + r * (int)FOLD_STRIDE + d * FOURS_DIGITS,
-			_mm512_mulhrs_epi16(
-				_mm512_loadu_si512(whole + (uint32_t)r * row_bytes + d * sizeof(int16_t)), by));
+		UNROLL for (int r = 0; r < n_rows; r++) _mm512_storeu_si512(digits + r * (int)FOLD_STRIDE + d * DIGITS,
+			digits_of(_mm512_mulhrs_epi16(
+				_mm512_loadu_si512(whole + (uint32_t)r * row_bytes + d * sizeof(int16_t)), by)));
 	}
 }
 
@@ -180,7 +147,7 @@ BYTES_INLINE void fours_scores_take(const int n_rows, const struct tiled *x, uin
 	const struct fetch *fetch, uint32_t s, float *score)
 {
 	_Alignas(64) int8_t digits[KEY_ROWS * FOLD_STRIDE];
-	__m512i sum[KEY_ROWS][FOURS_DIGITS];
+	__m512i sum[KEY_ROWS][DIGITS];
 	float step[KEY_ROWS], rest[KEY_ROWS];
 
 	fours_fold(n_rows, x, at, tile, digits, step, rest);
@@ -188,7 +155,7 @@ BYTES_INLINE void fours_scores_take(const int n_rows, const struct tiled *x, uin
 	for (uint32_t d = 0; d < x->k.dim; d += LINE_CODES) {
 		if (fetch && d % LANES == 0)
 			part_fetch(fetch, s, d / LANES, x->k_fetch);
-		fours_line(n_rows, tile + (size_t)d / LINE_CODES * 64, digits + d * FOURS_DIGITS, FOLD_STRIDE, sum);
+		fours_line(n_rows, tile + (size_t)d / LINE_CODES * 64, digits + d * DIGITS, FOLD_STRIDE, sum);
 	}
 	UNROLL for (int r = 0; r < n_rows; r++)
 		vec_store(score + r * (int)ATTN_TILE, fours_worth(sum[r], step[r], rest[r]));
@@ -233,20 +200,6 @@ BYTES_TARGET static void fours_scores(
 
 /* ---- Values ---- */
 
-#define WEIGHT_STRIDE (ATTN_TILE * FOURS_DIGITS)
-
-/* The largest of each of four vectors, none of them negative. */
-BYTES_INLINE void tops_store(float *p, vec a, vec b, vec c, vec d)
-{
-	const vec ab = vec_max(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-	const vec cd = vec_max(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-	const vec abcd = vec_max(
-		_mm512_shuffle_ps(ab, cd, _MM_SHUFFLE(1, 0, 1, 0)), _mm512_shuffle_ps(ab, cd, _MM_SHUFFLE(3, 2, 3, 2)));
-	const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps(abcd, 1));
-
-	_mm_storeu_ps(p, _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
-}
-
 /* Steps and least values of a chunk's tokens. */
 struct fours_chunk {
 	vec step[STREAMS], least[STREAMS];
@@ -273,7 +226,7 @@ BYTES_INLINE void fours_weigh(const int n_rows, const struct work *w, uint32_t r
 	const struct fours_chunk *chunk, int8_t *digits, float *step, float *rest)
 {
 	vec number[KEY_ROWS][STREAMS], sum[KEY_ROWS], top[KEY_ROWS];
-	float tops[KEY_ROWS];
+	uint32_t tops[KEY_ROWS];
 
 	UNROLL for (int r = 0; r < KEY_ROWS; r++) sum[r] = top[r] = vec_zero();
 	UNROLL for (int r = 0; r < n_rows; r++)
@@ -292,17 +245,18 @@ BYTES_INLINE void fours_weigh(const int n_rows, const struct work *w, uint32_t r
 		}
 	}
 	vec_store_sums(rest, sum[0], sum[1], sum[2], sum[3]);
-	tops_store(tops, top[0], top[1], top[2], top[3]);
+	tops_store(tops, _mm512_castps_si512(top[0]), _mm512_castps_si512(top[1]), _mm512_castps_si512(top[2]),
+		_mm512_castps_si512(top[3]));
 	UNROLL for (int r = 0; r < n_rows; r++)
 	{
 		float inverse;
 		vec by;
 
-		step[r] = fours_step(half_bits(tops[r]), &inverse);
+		step[r] = digits_step(tops[r], &inverse);
 		by = vec_set1(inverse);
 		UNROLL for (uint32_t s = 0; s < STREAMS; s += 2)
-			fours_store(digits + r * (int)WEIGHT_STRIDE + s * SUB_TOKENS * FOURS_DIGITS,
-				fours_packed(vec_mul(number[r][s], by), vec_mul(number[r][s + 1], by)));
+			_mm512_storeu_si512(digits + r * (int)TILE_DIGITS + s * SUB_TOKENS * DIGITS,
+				digits_of(numbers_packed(vec_mul(number[r][s], by), vec_mul(number[r][s + 1], by))));
 	}
 }
 
@@ -312,7 +266,7 @@ BYTES_INLINE void fours_turns_dims(const int n_rows, const struct tiled *x, cons
 	const float *rest, float *acc)
 {
 	const size_t dim = attn_round_up(x->v.dim, TILED_PAD), acc_stride = x->w.part->call->acc_floats;
-	__m512i sum[KEY_ROWS][FOURS_DIGITS];
+	__m512i sum[KEY_ROWS][DIGITS];
 
 	fours_zero(n_rows, sum);
 	for (uint32_t s = 0; s < STREAMS; s++) {
@@ -322,7 +276,7 @@ BYTES_INLINE void fours_turns_dims(const int n_rows, const struct tiled *x, cons
 			part_fetch(fetch, s, d / LANES, x->v_fetch);
 		UNROLL for (uint32_t t = 0; t < SUB_TOKENS; t += LINE_CODES)
 			fours_line(n_rows, v->base[s] + (t / LINE_CODES * dim + d) * 4,
-				digits + (s * SUB_TOKENS + t) * FOURS_DIGITS, WEIGHT_STRIDE, sum);
+				digits + (s * SUB_TOKENS + t) * DIGITS, TILE_DIGITS, sum);
 	}
 	UNROLL for (int r = 0; r < n_rows; r++)
 	{
@@ -340,7 +294,7 @@ BYTES_INLINE void fours_turns_take(const int n_rows, const struct tiled *x, cons
 
 	for (uint32_t c = 0; c < dim; c += TILED_CHUNK) {
 		const uint32_t end = c + tiled_v_row(x->v.dim, c);
-		_Alignas(64) int8_t digits[KEY_ROWS * WEIGHT_STRIDE];
+		_Alignas(64) int8_t digits[KEY_ROWS * TILE_DIGITS];
 		float step[KEY_ROWS], rest[KEY_ROWS];
 		struct fours_chunk chunk;
 

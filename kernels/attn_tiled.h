@@ -971,14 +971,14 @@ TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t n
 	} else {
 		BY_TYPE(x->k.type, scores, x, w->q + (size_t)h * w->rows * w->k_pad, &k, &fetch_k, one_stream);
 	}
-	if (k.scale[0])
+	if (k.scale[0] && x->k_way != TILED_CODES)
 		scores_scale(w, &k);
 	if (w->part->weighs) {
 		rows_mass(w, tile, h, w->seen + (size_t)i * w->part->rows.n_q, true);
 		return;
 	}
 	rows_weigh(w, tile, h, w->seen + (size_t)i * w->part->rows.n_q, true);
-	if (v.scale[0]) /* each weight by its token's scale; sums of weights are done */
+	if (v.scale[0] && x->v_way != TILED_CODES) /* each weight by its token's scale; sums of weights are done */
 		scores_scale(w, &v);
 	if (x->v_way == TILED_PAIRS) {
 		amx_turns(x, tile, h, &v, &fetch_v);

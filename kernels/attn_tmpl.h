@@ -91,10 +91,9 @@ struct work {
 	uint64_t *seen; /* [n_q]: the keys in sight; TILED: [steps of a split][n_q] */
 	char *k_copy, *v_copy; /* a tile of one head each */
 	float *k_wide, *v_wide; /* TILED: the same as f32; rows: K turned, see keys_turned() */
-	int8_t *q_digits, *w_digits; /* attn_bytes.h: queries and weights as whole numbers */
-	float *q_step, *w_step; /* of what steps they are, by row */
+	int8_t *q_digits; /* attn_bytes.h: queries as whole numbers */
+	float *q_step; /* of what steps they are, by row */
 	int32_t *q_less; /* [row][digit]: what their sums begin with */
-	int32_t *w_less; /* [row][LANES], a digit's in four of them */
 	uint16_t *q_parts, *w_parts; /* attn_amx.h: queries and weights as parts of bf16 */
 	char *k_rest, *v_finite; /* a step's last dims of K, V without what is not finite */
 	float *product; /* of a tile of rows */
@@ -151,14 +150,9 @@ static size_t scratch_layout(const struct attn_call *call, uint32_t rows_all, ui
 	TAKE(k_wide, float, tiled_wide(call, rows) || rows >= TURN_ROWS ? ATTN_TILE * k_pad + LANES * TURN_APART : 0);
 	TAKE(v_wide, float, tiled_wide(call, rows) ? ATTN_TILE *v_pad : 0);
 	if (tiled && call->geom.type_k == KVATTN_I8) {
-		TAKE(q_digits, int8_t, rows_all * k_pad * 3);
+		TAKE(q_digits, int8_t, rows_all * k_pad * 2);
 		TAKE(q_step, float, rows_all);
-		TAKE(q_less, int32_t, (size_t)rows_all * 3);
-	}
-	if (tiled && call->geom.type_v == KVATTN_I8) {
-		TAKE(w_digits, int8_t, (size_t)rows * ATTN_TILE * 3);
-		TAKE(w_step, float, rows);
-		TAKE(w_less, int32_t, (size_t)rows * LANES);
+		TAKE(q_less, int32_t, (size_t)rows_all * 2);
 	}
 	if (tiled && call->geom.type_k == KVATTN_I4) {
 		TAKE(q_digits, int8_t, rows_all * attn_round_up(k_pad, 32) * 2);

@@ -401,43 +401,69 @@ static void values_that_are_the_first_dims_of_keys_agree_with_float64(void **sta
 	}
 }
 
-/* How far a type's own rounding takes a decode step from the numbers it was given: relative L2 over all heads, on
- * Gaussian numbers, and with a few channels of K that stand out, as real K has them. */
-static double error_of(uint32_t type, enum order order, bool outliers)
+enum numbers {
+	GAUSSIAN,
+	OUTLIERS, /* one channel of K in 32 is 16 times as large and off centre, as in real K; its queries are small */
+	SINK, /* one key has as much weight as all others */
+	N_NUMBERS
+};
+
+enum { ERROR_N = 2048, ERROR_HEADS = 2, ERROR_DIM = 128, ERROR_ROWS = 8 };
+
+static void error_numbers(enum numbers numbers, float *k, float *v, float *q)
 {
-	enum { N = 2048, HEADS = 2, DIM = 128, GROUP = 4 };
-	const struct kvattn_shape shape = {1, HEADS, DIM, DIM, type, type, 64};
-	const size_t n = (size_t)N * HEADS * DIM;
-	float *k = floats(n), *v = floats(n), *q = floats(HEADS * GROUP * DIM), *out = floats(HEADS * GROUP * DIM);
-	double wrong = 0, all = 0;
-	struct kvattn_opts opts;
-	struct kvattn_seq seq;
+	const size_t n = (size_t)ERROR_N * ERROR_HEADS * ERROR_DIM;
 	uint64_t seed = 99;
-	struct kv kv;
 
 	noise_gauss(&seed, k, n);
 	noise_gauss(&seed, v, n);
-	noise_gauss(&seed, q, HEADS * GROUP * DIM);
-	for (size_t i = 0; outliers && i < n; i++) /* one channel in 32 is 16 times as large; its queries are small */
+	noise_gauss(&seed, q, ERROR_ROWS * ERROR_DIM);
+	for (size_t i = 0; numbers == OUTLIERS && i < n; i++)
 		if (i % 32 == 7)
 			k[i] = 16 * k[i] + 20;
-	for (size_t i = 0; outliers && i < HEADS * GROUP * DIM; i++)
+	for (size_t i = 0; numbers == OUTLIERS && i < ERROR_ROWS * ERROR_DIM; i++)
 		if (i % 32 == 7)
 			q[i] /= 16;
-	kv_open(&kv, &shape, order, N);
+	for (size_t i = 0; numbers == SINK && i < n; i += ERROR_DIM) /* exp(8) is about all others' weights */
+		k[i] = i / ERROR_DIM / ERROR_HEADS == 5 ? 8 : 0;
+	for (size_t i = 0; numbers == SINK && i < ERROR_ROWS * ERROR_DIM; i += ERROR_DIM)
+		q[i] = sqrtf(ERROR_DIM);
+}
+
+/* How far a decode step is from float64 with the numbers a block was given, or with what it holds of them (@stored):
+ * relative L2 over all heads. */
+static double error_of(uint32_t type, enum order order, enum numbers numbers, bool stored)
+{
+	const struct kvattn_shape shape = {1, ERROR_HEADS, ERROR_DIM, ERROR_DIM, type, type, 64};
+	const struct trial t = {.kv_heads = ERROR_HEADS,
+		.group = ERROR_ROWS / ERROR_HEADS,
+		.dim_k = ERROR_DIM,
+		.dim_v = ERROR_DIM,
+		.n = ERROR_N,
+		.causal = true};
+	const size_t n = (size_t)ERROR_N * ERROR_HEADS * ERROR_DIM;
+	float *k = floats(n), *v = floats(n), *q = floats(ERROR_ROWS * ERROR_DIM),
+	      *out = floats(ERROR_ROWS * ERROR_DIM);
+	const struct data data = {.k = k, .v = v};
+	double wrong = 0, all = 0;
+	struct kvattn_opts opts;
+	struct kvattn_seq seq;
+	struct kv kv;
+
+	error_numbers(numbers, k, v, q);
+	kv_open(&kv, &shape, order, ERROR_N);
 	kv_fill(&kv, k, v);
-	kvattn_opts_init(&opts, HEADS * GROUP);
+	if (stored)
+		kv_read(&kv, k, v);
+	kvattn_opts_init(&opts, ERROR_ROWS);
 	seq = kv_seq(&kv, q, 1, out);
 	assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
-	for (uint32_t h = 0; h < HEADS * GROUP; h++) {
-		const struct trial t = {
-			.kv_heads = HEADS, .group = GROUP, .dim_k = DIM, .dim_v = DIM, .n = N, .causal = true};
-		const struct data data = {.k = k, .v = v};
-		double want[DIM], reach = 0;
+	for (uint32_t h = 0; h < ERROR_ROWS; h++) {
+		double want[ERROR_DIM], reach = 0;
 
-		truth_row(&t, &data, q + h * DIM, h, N - 1, want, NULL, &reach);
-		for (uint32_t d = 0; d < DIM; d++) {
-			wrong += (out[h * DIM + d] - want[d]) * (out[h * DIM + d] - want[d]);
+		truth_row(&t, &data, q + h * ERROR_DIM, h, ERROR_N - 1, want, NULL, &reach);
+		for (uint32_t d = 0; d < ERROR_DIM; d++) {
+			wrong += (out[h * ERROR_DIM + d] - want[d]) * (out[h * ERROR_DIM + d] - want[d]);
 			all += want[d] * want[d];
 		}
 	}
@@ -463,14 +489,35 @@ static void each_type_is_as_exact_as_said(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < COUNT(types); i++) {
-		const double gauss = error_of(types[i].type, ORDER_TILED, false);
-		const double outliers = error_of(types[i].type, ORDER_TILED, true);
+		const double gauss = error_of(types[i].type, ORDER_TILED, GAUSSIAN, false);
+		const double outliers = error_of(types[i].type, ORDER_TILED, OUTLIERS, false);
 
 		print_message("%s: relative error %.2e, with outlier channels %.2e\n", types[i].name, gauss, outliers);
 		if (!(gauss <= types[i].gauss) || !(outliers <= types[i].outliers))
 			fail_msg("%s: error %g (at most %g), with outlier channels %g (at most %g)", types[i].name,
 				gauss, types[i].gauss, outliers, types[i].outliers);
 	}
+}
+
+/* Whatever a type rounded away when it was stored: arithmetic adds next to nothing. */
+static void what_was_stored_is_attended_as_exactly_as_said(void **state)
+{
+	static const char *const names[N_NUMBERS] = {"Gaussian", "outlier channels", "a sink"};
+	static const uint32_t types[] = {KVATTN_F32, KVATTN_F16, KVATTN_BF16, KVATTN_FP8_E4M3, KVATTN_I8, KVATTN_I4};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(types); i++)
+		for (enum numbers numbers = 0; numbers < N_NUMBERS; numbers++) {
+			const double error = error_of(types[i], ORDER_TILED, numbers, true);
+			const double digits = types[i] == KVATTN_I8 ? 3e-4 : 2e-3;
+			const double most = rows_in_digits(types[i], types[i])	     ? digits
+					    : rows_rounded(types[i], types[i], true) ? 2e-5
+										     : 3e-6;
+
+			print_message("type %u, %s: relative error %.2e\n", types[i], names[numbers], error);
+			if (!(error <= most))
+				fail_msg("type %u, %s: error %g, at most %g", types[i], names[numbers], error, most);
+		}
 }
 
 /* The shapes models use, each type, at a length with a tail. */
@@ -515,6 +562,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(common_shapes_agree_with_float64),
 		cmocka_unit_test(values_that_are_the_first_dims_of_keys_agree_with_float64),
 		cmocka_unit_test(each_type_is_as_exact_as_said),
+		cmocka_unit_test(what_was_stored_is_attended_as_exactly_as_said),
 	};
 	const int r = levels_run(argv);
 
