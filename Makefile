@@ -340,11 +340,11 @@ bench: deps-bench ## kvctl bench: pin, publish, share, spill, start and attentio
 	$(sub) all $(BENCHES)
 	@tests/bench/run $(BUILD)
 
-bench-attn: deps-build ## attention beside the machine's read ceiling, sgemm, PyTorch and ggml (TOKENS=32768 PEER_PYTHON= PEER_GGML=)
+bench-attn: deps-build ## attention beside the machine's read ceiling, sgemm, PyTorch and ggml (TOKENS=32768 HUGE=1 PEER_PYTHON= PEER_GGML=)
 	$(sub) all $(BUILD)/kvbench-attn
 	@$(BUILD)/kvctl bench attn --self
-	@$(BUILD)/kvbench-attn $(TOKENS)
-	@tests/bench/peers_attn $(TOKENS)
+	@$(BUILD)/kvbench-attn $(if $(HUGE),--huge) $(TOKENS)
+	@BUILD=$(BUILD) tests/bench/peers_attn $(TOKENS)
 
 .PHONY: bench-policy
 bench-policy: deps-build ## what a decision of the learned order costs (BLOCKS=10000000; 2 GB), and what is asked of it on traces, where they lie beside

@@ -1,9 +1,10 @@
 /*
  * attn.c - how fast libkvattn decodes and prefills, beside plain reads of the same bytes
  *
- * Usage: kvbench-attn [tokens] [repetitions]	defaults: 32768 7
+ * Usage: kvbench-attn [--huge] [tokens] [repetitions]	defaults: 32768 7
  *
- * 32 query heads, 8 KV heads of 128.  The machine's memory speed drifts, so each decode is bracketed by two plain reads
+ * 32 query heads, 8 KV heads of 128, but where a row says others; pages of 4 KiB, with --huge of 2 MiB, as the daemon has them where
+ * the host gives them (transparent ones: the system must allow "always" or "madvise").  The machine's memory speed drifts, so each decode is bracketed by two plain reads
  * of its pool (four sequential streams a thread, as many threads, no arithmetic) and the ratio to their mean is what counts; medians over
  * repetitions.
  * Rows that compare two kinds of work take turns between them and compare processor times, the best of each, so that other
@@ -12,6 +13,7 @@
  */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,10 +30,13 @@
 #define PREFILL 512u
 #define THREADS_MAX 2u
 
+static bool huge; /* pools in pages of 2 MiB */
+
 struct pool {
 	struct kvattn_geom geom;
-	char *bytes;
-	uint64_t block_bytes, total, n_blocks;
+	uint32_t n_q_heads;
+	char *bytes, *map;
+	uint64_t block_bytes, total, n_blocks, map_bytes;
 	const void **in_order, **shuffled;
 };
 
@@ -174,12 +179,13 @@ static float noise_float(void)
 /* One block of noise, copied over all: what matters is where the bytes come from, not what they are. */
 static void pool_fill(struct pool *pool)
 {
-	const uint32_t n = pool->geom.block_tokens;
-	float *rows = malloc((size_t)n * KV_HEADS * DIM * sizeof(float));
+	const uint32_t n = pool->geom.block_tokens, heads = pool->geom.n_kv_heads;
+	const size_t floats = (size_t)n * heads * (pool->geom.dim_k > DIM ? pool->geom.dim_k : DIM);
+	float *rows = malloc(floats * sizeof(float));
 
 	if (!rows)
 		exit(2);
-	for (size_t i = 0; i < (size_t)n * KV_HEADS * DIM; i++)
+	for (size_t i = 0; i < floats; i++)
 		rows[i] = noise_float();
 	kvattn_put(&pool->geom, pool->bytes, 0, n, rows, 0, rows, 0);
 	free(rows);
@@ -190,27 +196,64 @@ static void pool_fill(struct pool *pool)
 enum order { HND, NHD, TILED };
 static const char *const order_names[] = {"hnd", "nhd", "tiled"};
 
-static void pool_open(struct pool *pool, uint32_t type, uint32_t block_tokens, enum order order, uint64_t tokens)
+/* Said once: pages of 2 MiB are a wish. */
+static void huge_say(const struct pool *pool)
 {
-	int (*const init[])(struct kvattn_geom *, const struct kvattn_shape *, uint32_t) = {
-		kvattn_geom_init_hnd, kvattn_geom_init_nhd, kvattn_geom_init_tiled};
-	const struct kvattn_shape shape = {1, KV_HEADS, DIM, DIM, type, type, block_tokens};
+	static bool said;
+	FILE *file = said ? NULL : fopen("/proc/self/smaps_rollup", "re");
+	unsigned long long kib = 0;
+	char line[128];
 
-	if (init[order](&pool->geom, &shape, 0) < 0)
-		exit(2);
-	pool->block_bytes = (order == TILED ? kvattn_block_bytes_tiled : kvattn_block_bytes)(&shape);
-	pool->n_blocks = tokens / block_tokens;
-	pool->total = pool->block_bytes * pool->n_blocks;
-	pool->bytes =
-		mmap(NULL, pool->total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-	pool->in_order = calloc(pool->n_blocks, sizeof(*pool->in_order));
-	pool->shuffled = calloc(pool->n_blocks, sizeof(*pool->shuffled));
-	if (pool->bytes == MAP_FAILED || !pool->in_order || !pool->shuffled) {
+	while (file && fgets(line, sizeof(line), file))
+		if (sscanf(line, "AnonHugePages: %llu kB", &kib) == 1)
+			break;
+	if (file) {
+		printf("pages size=2M mib=%llu of=%llu\n", kib >> 10, (unsigned long long)pool->total >> 20);
+		fclose(file);
+	}
+	said = true;
+}
+
+/* Large ones from where a page of theirs may begin, and not there before they are asked for. */
+static void pool_map(struct pool *pool)
+{
+	const size_t large = 2u << 20;
+
+	pool->map_bytes = huge ? (pool->total / large + 2) * large : pool->total;
+	pool->map = mmap(NULL, pool->map_bytes, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | (huge ? 0 : MAP_POPULATE), -1, 0);
+	if (pool->map == MAP_FAILED) {
 		fprintf(stderr, "kvbench-attn: no memory for %llu MiB; ask for fewer tokens\n",
 			(unsigned long long)(pool->total >> 20));
 		exit(2);
 	}
+	pool->bytes = pool->map;
+	if (!huge)
+		return;
+	pool->bytes += (large - (uintptr_t)pool->map % large) % large;
+	madvise(pool->map, pool->map_bytes, MADV_HUGEPAGE);
+}
+
+static void pool_open_shape(
+	struct pool *pool, const struct kvattn_shape *shape, uint32_t n_q_heads, enum order order, uint64_t tokens)
+{
+	int (*const init[])(struct kvattn_geom *, const struct kvattn_shape *, uint32_t) = {
+		kvattn_geom_init_hnd, kvattn_geom_init_nhd, kvattn_geom_init_tiled};
+
+	if (init[order](&pool->geom, shape, 0) < 0)
+		exit(2);
+	pool->n_q_heads = n_q_heads;
+	pool->block_bytes = (order == TILED ? kvattn_block_bytes_tiled : kvattn_block_bytes)(shape);
+	pool->n_blocks = tokens / shape->block_tokens;
+	pool->total = pool->block_bytes * pool->n_blocks;
+	pool_map(pool);
+	pool->in_order = calloc(pool->n_blocks, sizeof(*pool->in_order));
+	pool->shuffled = calloc(pool->n_blocks, sizeof(*pool->shuffled));
+	if (!pool->in_order || !pool->shuffled)
+		exit(2);
 	pool_fill(pool);
+	if (huge)
+		huge_say(pool);
 	for (uint64_t b = 0; b < pool->n_blocks; b++) {
 		const uint64_t at = noise() % (b + 1);
 
@@ -220,9 +263,16 @@ static void pool_open(struct pool *pool, uint32_t type, uint32_t block_tokens, e
 	}
 }
 
+static void pool_open(struct pool *pool, uint32_t type, uint32_t block_tokens, enum order order, uint64_t tokens)
+{
+	const struct kvattn_shape shape = {1, KV_HEADS, DIM, DIM, type, type, block_tokens};
+
+	pool_open_shape(pool, &shape, Q_HEADS, order, tokens);
+}
+
 static void pool_close(struct pool *pool)
 {
-	munmap(pool->bytes, pool->total);
+	munmap(pool->map, pool->map_bytes);
 	free(pool->in_order);
 	free(pool->shuffled);
 }
@@ -247,7 +297,7 @@ static double attend_by(double (*clock)(void), const struct pool *pool, const vo
 
 	for (size_t i = 0; q[0] == 0 && i < sizeof(q) / sizeof(q[0]); i++)
 		q[i] = noise_float();
-	kvattn_opts_init(&opts, Q_HEADS);
+	kvattn_opts_init(&opts, pool->n_q_heads);
 	opts.n_threads = n_threads;
 	start = clock();
 	if (kvattn_attend(&pool->geom, &seq, 1, &opts) < 0)
@@ -304,6 +354,61 @@ static uint32_t decode_rows(const char *type_name, uint32_t type, uint64_t token
 		pool_close(&pool);
 	}
 	return rows;
+}
+
+/* ---- Other shapes ---- */
+
+/* By processor time, in turns with a plain read of the same pool. */
+static void shape_row(const char *type_name, uint32_t type, uint32_t n_q_heads, uint32_t n_kv_heads, uint32_t dim_k,
+	uint32_t dim_v, uint64_t tokens, uint32_t reps)
+{
+	const struct kvattn_shape shape = {1, n_kv_heads, dim_k, dim_v, type, type, 64};
+	double best = 1e9, read = 1e9;
+	struct pool pool;
+
+	pool_open_shape(&pool, &shape, n_q_heads, TILED, tokens);
+	for (uint32_t i = 0; i < reps; i++) {
+		best = lesser(best, attend_by(cpu_s, &pool, pool.in_order, 1, 1, NULL));
+		read = lesser(read, read_cpu_s(&pool));
+	}
+	printf("shape type=%s heads=%u:%u dims=%u:%u layout=tiled block=64 threads=1 cpu_ms=%.3f GBps=%.1f read4=%.1f ratio=%.2f\n",
+		type_name, n_q_heads, n_kv_heads, dim_k, dim_v, best * 1e3, (double)pool.total / best * 1e-9,
+		(double)pool.total / read * 1e-9, read / best);
+	fflush(stdout);
+	pool_close(&pool);
+}
+
+static uint32_t shape_rows(const char *type_name, uint32_t type, uint64_t tokens, uint32_t reps)
+{
+	static const uint32_t dims[][2] = {
+		{64, 64}, {80, 80}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
+	const uint32_t n = sizeof(dims) / sizeof(dims[0]);
+
+	shape_row(type_name, type, 16, 16, 64, 64, tokens, reps);
+	for (uint32_t i = 0; i < n; i++)
+		shape_row(type_name, type, Q_HEADS, KV_HEADS, dims[i][0], dims[i][1], tokens, reps);
+	return n + 1;
+}
+
+/* By the clock, in turns: what a second thread gains, and what it gains where memory is only read. */
+static void threads_row(const char *type_name, uint32_t type, uint64_t tokens, uint32_t reps)
+{
+	double speed[THREADS_MAX][REPS_MAX], ratio[REPS_MAX], reads[REPS_MAX];
+	struct pool pool;
+
+	pool_open(&pool, type, 64, TILED, tokens);
+	for (uint32_t i = 0; i < reps; i++) {
+		const double read = read_gbps(&pool, 1);
+
+		for (uint32_t n = 0; n < THREADS_MAX; n++)
+			speed[n][i] = (double)pool.total / attend_s(&pool, pool.in_order, 1, n + 1) * 1e-9;
+		reads[i] = read_gbps(&pool, 2) / read;
+		ratio[i] = speed[1][i] / speed[0][i];
+	}
+	printf("threads type=%s layout=tiled block=64 one=%.1f two=%.1f ratio=%.2f read=%.2f\n", type_name,
+		median(speed[0], reps), median(speed[1], reps), median(ratio, reps), median(reads, reps));
+	fflush(stdout);
+	pool_close(&pool);
 }
 
 /* ---- OpenBLAS ---- */
@@ -567,20 +672,17 @@ static void prefill_row(const char *type_name, uint32_t type, enum order order, 
 	pool_close(&pool);
 }
 
-int main(int argc, char **argv)
+static uint32_t all_rows(uint64_t tokens, uint32_t reps)
 {
-	const uint64_t tokens = argc > 1 ? strtoull(argv[1], NULL, 10) : 32768;
-	const uint32_t reps = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 7;
 	uint32_t rows = 0;
 	sgemm_fn sgemm;
 
-	if (tokens < 64 || tokens % 64 || tokens > 1u << 24 || reps < 1 || reps > REPS_MAX) {
-		fprintf(stderr, "usage: kvbench-attn [tokens: a multiple of 64] [repetitions: 1..%u]\n", REPS_MAX);
-		return 2;
-	}
-	printf("isa=%s tokens=%llu repetitions=%u\n", kvattn_isa_name(), (unsigned long long)tokens, reps);
 	for (size_t i = 0; i < N_TYPES; i++)
 		rows += decode_rows(types[i].name, types[i].type, tokens, reps);
+	for (size_t i = 0; i < N_TYPES; i++, rows++)
+		threads_row(types[i].name, types[i].type, tokens, reps);
+	rows += shape_rows("f16", KVATTN_F16, tokens, reps);
+	rows += shape_rows("f32", KVATTN_F32, tokens, reps);
 	rows += type_rows(tokens, reps);
 	rows += step_rows(tokens, reps);
 	sgemm = sgemm_open();
@@ -594,6 +696,27 @@ int main(int argc, char **argv)
 		prefill_row("f32", KVATTN_F32, order, reps, sgemm);
 		prefill_row("bf16", KVATTN_BF16, order, reps, sgemm);
 	}
-	printf("bench-attn: ok rows=%u\n", rows);
+	return rows;
+}
+
+int main(int argc, char **argv)
+{
+	uint64_t tokens = 32768;
+	uint32_t reps = 7;
+
+	huge = argc > 1 && strcmp(argv[1], "--huge") == 0;
+	argc -= huge;
+	argv += huge;
+	if (argc > 1)
+		tokens = strtoull(argv[1], NULL, 10);
+	if (argc > 2)
+		reps = (uint32_t)strtoul(argv[2], NULL, 10);
+	if (tokens < 64 || tokens % 64 || tokens > 1u << 24 || reps < 1 || reps > REPS_MAX) {
+		fprintf(stderr, "usage: kvbench-attn [--huge] [tokens: a multiple of 64] [repetitions: 1..%u]\n",
+			REPS_MAX);
+		return 2;
+	}
+	printf("isa=%s tokens=%llu repetitions=%u\n", kvattn_isa_name(), (unsigned long long)tokens, reps);
+	printf("bench-attn: ok rows=%u\n", all_rows(tokens, reps));
 	return 0;
 }
