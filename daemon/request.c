@@ -63,7 +63,7 @@ static void on_hello(struct peer *peer, const struct kvp_msg *msg, const void *b
 		.heartbeat_ms = peer->d->config.heartbeat_ms,
 		.hold_limit_ms = peer->d->config.hold_limit_ms,
 		.grant_limit_ms = peer->d->config.grant_limit_ms,
-		.can = KVP_CAN_LONGER | KVP_CAN_DEADLINE | KVP_CAN_REQUEST | KVP_CAN_UNMAPPED};
+		.can = KVP_CAN_LONGER | KVP_CAN_DEADLINE | KVP_CAN_REQUEST | KVP_CAN_UNMAPPED | KVP_CAN_LEAVE};
 	struct pool *pool = &peer->d->pool;
 	struct session *s;
 	char reason[256] = "";
@@ -320,18 +320,41 @@ static void on_request(struct peer *peer, const struct kvp_msg *msg, struct memb
 	peer_answer(peer, msg->type, msg->id, 0, NULL, 0, NULL, 0);
 }
 
-static void on_unmapped(struct peer *peer, const struct kvp_msg *msg, const void *body, size_t n)
+/* UNMAPPED and LEAVE: slabs that are not mapped there any more. Return: false: it is not as long as it says. */
+static bool unmapped_take(struct peer *peer, const void *body, size_t n)
 {
 	static uint64_t numbers[KVP_WIRE_BATCH_MAX];
 	struct kvp_wire_batch batch;
 
 	if (!batch_take(&batch, numbers, sizeof(numbers[0]), KVP_WIRE_BATCH_MAX, body, n)) {
-		peer_close(peer, "its UNMAPPED has the wrong length");
-		return;
+		peer_close(peer, "its list of slabs has the wrong length");
+		return false;
 	}
 	for (uint32_t i = 0; i < batch.n; i++)
 		slab_unmapped(peer->session, numbers[i]);
+	return true;
+}
+
+static void on_unmapped(struct peer *peer, const struct kvp_msg *msg, const void *body, size_t n)
+{
+	if (unmapped_take(peer, body, n))
+		peer_answer(peer, msg->type, msg->id, 0, NULL, 0, NULL, 0);
+}
+
+static void on_leave(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
+{
+	struct ns *ns = member->ns;
+
+	if (!unmapped_take(peer, body, n))
+		return;
+	if (!session_leave(member)) {
+		peer_refuse(peer, msg->type, msg->id, EBUSY,
+			"namespace %s: blocks of it are held, or requests wait there: let go of them first",
+			ns->head->name);
+		return;
+	}
 	peer_answer(peer, msg->type, msg->id, 0, NULL, 0, NULL, 0);
+	tier_serve(ns);
 }
 
 static void on_restore(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body, size_t n)
@@ -656,6 +679,9 @@ static void on_ns_message(struct peer *peer, const struct kvp_msg *msg, const vo
 	case KVP_MSG_UNMAPPED:
 		on_unmapped(peer, msg, body, n);
 		return;
+	case KVP_MSG_LEAVE:
+		on_leave(peer, msg, member, body, n);
+		return;
 	case KVP_MSG_EVENTS:
 		on_events(peer, msg, member);
 		return;
@@ -740,6 +766,7 @@ void request_handle(struct peer *peer, const void *packet, size_t bytes)
 	case KVP_MSG_USAGE:
 	case KVP_MSG_REQUEST:
 	case KVP_MSG_UNMAPPED:
+	case KVP_MSG_LEAVE:
 		on_ns_message(peer, &msg, body, n);
 		return;
 	default:

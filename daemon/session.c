@@ -99,6 +99,14 @@ static void session_list_add(struct session *s)
 	gauge_set(&s->d->pool.stats->counters.sessions, s->d->n_sessions);
 }
 
+/* It is the session's no more. */
+static void member_free(struct member *member)
+{
+	if (--member->ns->n_members == 0)
+		member->ns->left_tick = daemon_tick(member->ns->d);
+	free(member);
+}
+
 static void session_free(struct session *s)
 {
 	struct session **at = &s->d->sessions;
@@ -115,13 +123,11 @@ static void session_free(struct session *s)
 		struct member *member = s->members;
 
 		s->members = member->next;
-		if (--member->ns->n_members == 0)
-			member->ns->left_tick = daemon_tick(s->d);
 		if (member->stage) { /* at a stop only: the object is for the next start to judge */
 			close(member->stage->fd);
 			free(member->stage);
 		}
-		free(member);
+		member_free(member);
 	}
 	guard_remove(s->guard);
 	munmap(s->head, s->object_bytes);
@@ -347,14 +353,25 @@ bool session_in_group(const struct session *s, gid_t gid)
 	return false;
 }
 
+static uint64_t place_off(const struct session *s, uint32_t place)
+{
+	return s->pins_off + place * s->d->pool.header->pin_stride;
+}
+
+/* Of the pages for its pins. */
+static uint64_t place_bytes(const struct session *s, uint32_t place)
+{
+	uint64_t bytes = s->d->slabs[place]->n_slots * sizeof(struct kvp_pin);
+
+	return (bytes + KVP_PAGE - 1) & ~(uint64_t)(KVP_PAGE - 1);
+}
+
 int session_give_place(struct session *s, uint32_t place)
 {
-	uint64_t off = s->pins_off + place * s->d->pool.header->pin_stride;
-	uint64_t bytes = s->d->slabs[place]->n_slots * sizeof(struct kvp_pin);
+	uint64_t off = place_off(s, place), bytes = place_bytes(s, place);
 
 	if (s->has_place[place])
 		return 0;
-	bytes = (bytes + KVP_PAGE - 1) & ~(uint64_t)(KVP_PAGE - 1);
 	if (shm_reserve(s->fd, off, bytes) < 0)
 		return -KVP_ENOSPC;
 	/* pages that are only allocated read as a hole to SEEK_DATA, and a new daemon would miss the pins in them */
@@ -387,33 +404,46 @@ bool session_pins(struct daemon *d, uint32_t place, uint32_t index, uint32_t *st
 	return pinned;
 }
 
-/* What the session knew about the use of blocks, before its pin tables go. */
-static void session_harvest(struct session *s)
+/* What the session knew about the use of a slab's blocks, before its pin table goes. */
+static void session_harvest_slab(const struct session *s, struct slab *slab)
 {
-	struct daemon *d = s->d;
+	for (uint32_t i = 0; i < slab->n_slots; i++) {
+		struct entry *e = slab->slots[i].who;
+		uint64_t slot = (uint64_t)slab->place * slab->ns->head->slots_per_slab + i;
+		uint32_t used;
 
-	for (uint32_t place = 0; place < d->pool.header->max_places; place++) {
-		struct slab *slab = d->slabs[place];
-
-		if (!s->has_place[place] || !slab || !slab->ns)
+		if (!e || kvp_word_state(atomic_load(&slab->ns->blocks[slot].word)) != KVP_BLOCK_PUBLISHED)
 			continue;
-		for (uint32_t i = 0; i < slab->n_slots; i++) {
-			struct entry *e = slab->slots[i].who;
-			uint64_t slot = (uint64_t)place * slab->ns->head->slots_per_slab + i;
-			uint32_t used;
-
-			if (!e || kvp_word_state(atomic_load(&slab->ns->blocks[slot].word)) != KVP_BLOCK_PUBLISHED)
-				continue;
-			used = atomic_load_explicit(&session_pin(s, place, i)->stamp, memory_order_relaxed);
-			if (!used || (int32_t)(used - daemon_tick(d)) > 0)
-				continue;
-			block_used(e, used);
-			if ((int32_t)(used - e->stamp) > 0) {
-				e->stamp = used;
-				policy_touch(slab->ns, e);
-			}
+		used = atomic_load_explicit(&session_pin(s, slab->place, i)->stamp, memory_order_relaxed);
+		if (!used || (int32_t)(used - daemon_tick(s->d)) > 0)
+			continue;
+		block_used(e, used);
+		if ((int32_t)(used - e->stamp) > 0) {
+			e->stamp = used;
+			policy_touch(slab->ns, e);
 		}
 	}
+}
+
+static void session_harvest(const struct session *s)
+{
+	for (uint32_t place = 0; place < s->d->pool.header->max_places; place++)
+		if (s->has_place[place] && s->d->slabs[place] && s->d->slabs[place]->ns)
+			session_harvest_slab(s, s->d->slabs[place]);
+}
+
+/* Its pin table of a place goes, and it has the slab there mapped no more.  No page stays: the next start would find it. */
+static void session_end_place(struct session *s, uint32_t place)
+{
+	uint64_t bytes = place_bytes(s, place);
+
+	session_harvest_slab(s, s->d->slabs[place]);
+	if (fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)place_off(s, place), (off_t)bytes) < 0)
+		log_debug("session %016" PRIx64 ": %s", s->id, strerror(errno));
+	s->has_place[place] = 0;
+	s->meta_bytes -= bytes;
+	s->d->pool.meta_bytes -= bytes;
+	gauge_add(&s->row->slabs, -1);
 }
 
 /* How much more a client's count is than what of it was @seen, which is moved up. */
@@ -598,6 +628,47 @@ void session_put_stage(struct daemon *d, struct stage *stage)
 	d->stage_bytes -= stage->bytes;
 	gauge_set(&d->pool.stats->counters.slab_bytes_staging, d->stage_bytes);
 	free(stage);
+}
+
+static bool member_has_place(const struct member *member, uint32_t place)
+{
+	const struct slab *slab = member->session->d->slabs[place];
+
+	return member->session->has_place[place] && slab && slab->ns == member->ns;
+}
+
+/* By its own tables, which it writes itself: saying so it stays where it is. */
+static bool member_pins(const struct member *member)
+{
+	const struct session *s = member->session;
+
+	for (uint32_t place = 0; place < s->d->pool.header->max_places; place++)
+		for (uint32_t i = 0; member_has_place(member, place) && i < s->d->slabs[place]->n_slots; i++)
+			if (atomic_load(&session_pin(s, place, i)->count))
+				return true;
+	return false;
+}
+
+bool session_leave(struct member *member)
+{
+	struct session *s = member->session;
+	struct member **at = &s->members;
+
+	if (member_pins(member) || tier_member_waits(member))
+		return false;
+	session_add_counts(s); /* while it is in there: what it used was of this namespace */
+	block_release_all_grants(member);
+	session_give_stage(member);
+	for (uint32_t place = 0; place < s->d->pool.header->max_places; place++)
+		if (member_has_place(member, place))
+			session_end_place(s, place);
+	while (*at != member)
+		at = &(*at)->next;
+	*at = member->next;
+	member_free(member);
+	session_tell_namespaces(s);
+	gauge_add(&s->d->pool.stats->counters.namespaces_left, 1);
+	return true;
 }
 
 /* With nobody left there is no further look at the pins, nor need for one. */

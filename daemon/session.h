@@ -70,6 +70,9 @@ void session_look(struct daemon *d);
 
 struct member *session_member(const struct session *s, const struct ns *ns);
 struct member *session_join(struct session *s, struct ns *ns, bool writable);
+/** session_leave() - undo session_join(), by KVP_MSG_LEAVE's rules. Return: false: it holds something there, or waits for an
+ *  answer: nothing was done; else @member is no more. */
+bool session_leave(struct member *member);
 struct session *session_find(struct daemon *d, uint64_t id);
 /** session_grants_left() - how many more its uid may have, of all its sessions; uid-max-grants */
 uint32_t session_grants_left(const struct session *s);

@@ -50,6 +50,8 @@ void tier_entry_ready(struct entry *e);
 /** tier_peer_gone(), tier_member_gone() - nobody waits there any more */
 void tier_peer_gone(struct daemon *d, struct peer *peer);
 void tier_member_gone(struct member *member);
+/** tier_member_waits() - is a request of it not answered yet? */
+bool tier_member_waits(const struct member *member);
 
 /** tier_drain() - KVP_MSG_DRAIN: write all that is worth it by the deadline */
 void tier_drain(struct daemon *d, struct peer *peer, uint64_t msg_id, uint64_t deadline_ns);

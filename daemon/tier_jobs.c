@@ -518,6 +518,15 @@ void tier_peer_gone(struct daemon *d, struct peer *peer)
 	}
 }
 
+bool tier_member_waits(const struct member *member)
+{
+	const struct job *all = &member->session->d->tier->jobs, *job = all->all_next;
+
+	while (job != all && job->member != member)
+		job = job->all_next;
+	return job != all;
+}
+
 void tier_member_gone(struct member *member)
 {
 	struct daemon *d = member->session->d;

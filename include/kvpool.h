@@ -280,8 +280,9 @@ struct kvp_ns_info {
 KVP_API int kvp_ns_open(struct kvp_client *client, const struct kvp_ns_opts *opts, struct kvp_ns **ns);
 
 /** kvp_ns_close() - views, blocks and sequences of it must be closed before; the blocks stay in the pool
- *  In the daemon's eyes, and under its limits (kvpoold(8), max-namespaces), the client is in it until kvp_close(): a process
- *  that goes through many of them closes its client now and then. */
+ *  With the last handle of it the client leaves the namespace, and is counted there no more (kvpoold(8), max-namespaces); waits for
+ *  that answer, a second at most.  What is held there after all, or on its way, stays right, and the client leaves when it has
+ *  gone; one that asked for kvp_region() leaves with kvp_close(). */
 KVP_API void kvp_ns_close(struct kvp_ns *ns);
 
 /** kvp_ns_info() - Return: 0; -KVP_EINVAL. */

@@ -62,6 +62,9 @@ enum kvp_msg_type {
 	KVP_MSG_UNMAPPED =
 		18, /* kvp_wire_batch, u64 slab[n]     -> nothing: slabs that left, by number: the session has unmapped them
 			(KVP_CAN_UNMAPPED) */
+	KVP_MSG_LEAVE =
+		19, /* kvp_wire_batch, u64 slab[n]     -> nothing: the session is in the namespace no more; see below
+			       (KVP_CAN_LEAVE) */
 	KVP_MSG_DRAIN = 32, /* operators: kvp_wire_admin       -> kvp_wire_admin_done */
 	KVP_MSG_PURGE = 33, /* operators: kvp_wire_admin       -> kvp_wire_admin_done, then the daemon ends */
 	KVP_MSG_EVICT = 34, /* operators: kvp_wire_admin       -> kvp_wire_admin_done */
@@ -109,6 +112,7 @@ enum kvp_wire_can {
 	KVP_CAN_DEADLINE = 1 << 1, /* KVP_WIRE_DEADLINE */
 	KVP_CAN_REQUEST = 1 << 2, /* KVP_MSG_REQUEST */
 	KVP_CAN_UNMAPPED = 1 << 3, /* KVP_MSG_UNMAPPED */
+	KVP_CAN_LEAVE = 1 << 4, /* KVP_MSG_LEAVE */
 };
 
 struct kvp_wire_welcome {
@@ -191,6 +195,22 @@ struct kvp_wire_batch {
 	uint32_t flags; /* LOOKUP: KVP_WIRE_TOUCH; DELETE: KVP_WIRE_DEADLINE */
 };
 static_assert(sizeof(struct kvp_wire_batch) == 16, "wire v1");
+
+/*
+ * LEAVE undoes JOIN.  Before it is sent the session has unmapped all slabs of the namespace, those in slab[n] too, and its
+ * staging area, and stores into nothing there any more: its grants, published by halves or not at all, go back as by ABANDON,
+ * its staging area as by STAGE of 0 blocks, its counts to the namespace.
+ * - It is refused with -EBUSY, and nothing has changed, while the session pins a block there or one of its requests there is not
+ *   answered: let go, take the answers, ask again.  What a client writes into its own pin tables can so keep it where it is, and
+ *   bring it nowhere.
+ * - Afterwards messages about the namespace are answered as to any stranger, -KVP_ENOENT, until the session joins again.  Its pins
+ *   there do not count: there are none.
+ * - Published blocks stay, as does what others have there.  A namespace whose base it is keeps the base; who is in both
+ *   leaves each on its own.
+ * - A start of the daemon in between: who is in which namespace is not kept over one, a resumed session joins those it is in.  Without
+ *   the answer it joins, and asks again: -KVP_ENOENT says that it had left.
+ * - A session in which nobody ever says LEAVE (a library of before, or beside a daemon of before) is in all it joined until its end.
+ */
 #define KVP_WIRE_TOUCH 1u /* counts as a use */
 #define KVP_WIRE_PREFETCH 2u /* RESTORE: answer at once, go on reading; no miss is counted */
 #define KVP_WIRE_FIRST \

@@ -114,6 +114,28 @@ void stock_drop(struct ns_map *map)
 	stages_forget(map);
 }
 
+bool stock_leave(struct ns_map *map)
+{
+	bool none;
+
+	pthread_mutex_lock(&map->lock);
+	while (map->arrived) { /* never mapped: back as they came */
+		struct request *request = map->arrived;
+		uint32_t n = (uint32_t)(request->body_bytes / sizeof(struct grant));
+
+		if (request->connection == map->connection && n &&
+			grants_abandon(map, (const struct grant *)(const void *)request->body, n) < 0)
+			break;
+		map->arrived = request->next;
+		request_free(request);
+	}
+	stock_abandon(map, map->n_stock);
+	map->n_back = 0;
+	none = !map->arrived && !map->n_grants;
+	pthread_mutex_unlock(&map->lock);
+	return none;
+}
+
 int grants_list(struct ns_map *map)
 {
 	struct session *s = map->session;

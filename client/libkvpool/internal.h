@@ -5,7 +5,7 @@
  *	session		the client in one pool: session object (pin tables), pool header, namespace mappings.  A session that the
  *			daemon no longer knows stays until kvp_close(): views and blocks of it stay readable
  *	ns_map		a namespace object mapped in a session, shared by all kvp_ns of that namespace id
- *	slab_map	one slab mapped, read-only for views or read-write for grants; never unmapped before kvp_close()
+ *	slab_map	one slab mapped, read-only for views or read-write for grants; stays as long as somebody may look at it
  *	spot		a pinned slot;  hold: what a view or block handle of the caller stands for
  *	request		a message that wants an answer
  *
@@ -162,10 +162,9 @@ struct session {
 	uint64_t pin_stride;
 	uint32_t max_places;
 	const struct kvp_pool_header *header;
-	struct ns_map *maps; /* client->lock; only grows */
+	struct ns_map *maps; /* client->lock; only the keeper takes one away */
 	uint64_t counts_base[16]; /* the client's counts when the session began */
 	uint64_t ns_counts_base[KVP_CLIENT_NS_MAX][6]; /* N_NS_COUNTS */
-	uint32_t n_counted; /* maps with counts of their own; client->lock */
 	bool gone;
 	bool swept; /* gone, and nothing of it is in use any more */
 };
@@ -231,6 +230,8 @@ struct kvp_client {
 	uint64_t next_beat_ns;
 	uint64_t next_tend_ns; /* a staging area is to be looked at; UINT64_MAX: none */
 	uint64_t mute_until_ns; /* the daemon does not answer: scheduler calls do not ask it before */
+	uint64_t n_closes, n_closes_seen; /* of namespaces: so many there were, so many the keeper has looked after */
+	uint64_t leave_again_ns; /* keeper: one of them was held: looked at again; 0: none */
 	bool resuming; /* by who attaches: HELLO of a session we have is on its way; see wire_receive() */
 	int refusal; /* keeper: the daemon's word before it closed the connection, text in refusal_text */
 	char refusal_text[256];
@@ -590,8 +591,22 @@ void unmap_left_at(struct ns_map *map, uint32_t place);
 void unmap_note(struct ns_map *map, uint64_t number);
 /** unmap_keep() - keeper: unmap what left and nobody looks at */
 void unmap_keep(struct ns_map *map);
+/** unmap_all() - all slabs of the namespace, and note them. Return: false: somebody may look at one, or was told of its region.
+ *  Under map->lock. */
+bool unmap_all(struct ns_map *map);
+/** unmap_tell() - keeper: tell the daemon what was noted. Under map->lock. */
+void unmap_tell(struct ns_map *map);
 /** map_retire() - zeroes in place of the slabs, where nobody holds anything. Return: true: all done. */
 bool map_retire(struct ns_map *map);
+
+/* ---- leave.c ---- */
+
+/** leave_closed() - keeper: the session leaves the namespaces that nobody has open any more */
+void leave_closed(struct kvp_client *client);
+/** leave_note() - a handle of @map was closed, under client->lock. Return: the close's number; 0: others have it open. */
+uint64_t leave_note(struct kvp_client *client, const struct ns_map *map);
+/** leave_wait() - until the keeper has looked after that close: who opens another namespace next finds this one left */
+void leave_wait(struct kvp_client *client, uint64_t close);
 
 /* ---- find.c ---- */
 
@@ -709,10 +724,14 @@ void stock_refill(struct ns_map *map);
 /** stock_keep() - keeper: refill, or give back what nobody uses */
 void stock_keep(struct ns_map *map);
 void stock_drop(struct ns_map *map);
+/** stock_leave() - keeper: all of it back to the daemon. Return: no grant is ours any more, nor on its way. */
+bool stock_leave(struct ns_map *map);
 /** stages_forget() - the daemon no longer knows them: their blocks are readable, and movable to a new one */
 void stages_forget(struct ns_map *map);
 /** stage_keep() - keeper: gives up one that nobody uses. Return: there is one still */
 bool stage_keep(struct ns_map *map);
+/** stage_leave() - keeper: gives it up. Return: false: somebody has a block of one. */
+bool stage_leave(struct ns_map *map);
 /** stage_wanted() - others wait for a staging area: it is given up as soon as it is empty */
 void stage_wanted(struct ns_map *map);
 /** stages_keep() - it still does, on a new connection */

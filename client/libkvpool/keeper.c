@@ -100,6 +100,7 @@ static void keeper_tend_all(struct kvp_client *client)
 	if (!client->online || !s)
 		return;
 	attach_join_waiting(client);
+	leave_closed(client);
 	pthread_mutex_lock(&client->lock);
 	map = s->maps;
 	pthread_mutex_unlock(&client->lock);

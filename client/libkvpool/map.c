@@ -104,6 +104,21 @@ static void map_fill(struct ns_map *map, const struct kvp_wire_joined *joined)
 	map->connection = map->session->client->connection;
 }
 
+/* The first of the places for counts that no other namespace has: one that was left gives its own away, and its counts have been
+   taken by then. Under client->lock. */
+static uint32_t count_place(const struct session *s)
+{
+	bool taken[KVP_CLIENT_NS_MAX] = {false};
+	uint32_t at = 0;
+
+	for (const struct ns_map *map = s->maps; map; map = map->next)
+		if (map->count_at < KVP_CLIENT_NS_MAX)
+			taken[map->count_at] = true;
+	while (at < KVP_CLIENT_NS_MAX && taken[at])
+		at++;
+	return at;
+}
+
 int map_open(struct session *s, int fd, const struct kvp_wire_joined *joined, struct ns_map **out)
 {
 	struct ns_map *map = calloc(1, sizeof(*map));
@@ -133,7 +148,7 @@ int map_open(struct session *s, int fd, const struct kvp_wire_joined *joined, st
 	}
 	pthread_mutex_init(&map->lock, NULL);
 	pthread_mutex_lock(&s->client->lock);
-	map->count_at = s->n_counted < KVP_CLIENT_NS_MAX ? s->n_counted++ : KVP_CLIENT_NS_MAX;
+	map->count_at = count_place(s);
 	if (map->count_at < KVP_CLIENT_NS_MAX)
 		atomic_store(&s->head->ns_counts[map->count_at].ns_id, map->ns_id);
 	map->next = s->maps;

@@ -157,6 +157,7 @@ int kvp_ns_open(struct kvp_client *client, const struct kvp_ns_opts *opts, struc
 void kvp_ns_close(struct kvp_ns *ns)
 {
 	struct kvp_client *client;
+	uint64_t close = 0;
 	bool in_child;
 
 	if (!ns)
@@ -169,10 +170,13 @@ void kvp_ns_close(struct kvp_ns *ns)
 		attach_enter(client, UINT64_MAX); /* the keeper may be joining it */
 		pthread_mutex_lock(&client->lock);
 		ns_unlink(ns);
+		close = leave_note(client, atomic_load(&ns->map));
 		pthread_mutex_unlock(&client->lock);
 		attach_leave(client);
 	}
 	ns_free(ns, in_child);
+	if (!in_child)
+		leave_wait(client, close);
 }
 
 int kvp_ns_info(const struct kvp_ns *ns, struct kvp_ns_info *info)

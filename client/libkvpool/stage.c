@@ -140,6 +140,21 @@ bool stage_keep(struct ns_map *map)
 	return asked;
 }
 
+bool stage_leave(struct ns_map *map)
+{
+	struct stage *stage;
+	bool none;
+
+	pthread_mutex_lock(&map->lock);
+	stages_sweep(map);
+	stage = map->stages;
+	if (map->stage_asked && !map->n_stage_asking && (!stage || stage->n_free == stage->n_blocks))
+		stage_give_up(map);
+	none = !map->stages && !map->stage_asked;
+	pthread_mutex_unlock(&map->lock);
+	return none;
+}
+
 /* Under map->lock. */
 static bool stage_leaves(const struct stage *stage)
 {

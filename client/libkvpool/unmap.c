@@ -6,6 +6,7 @@
  * gets an address only under a pin that counts.  Those slots are noted before another slab is mapped at the place; each is
  * struck off when it is seen unpinned.  A grant that was not given back keeps the mapping too.
  *
+ * A namespace the session leaves (leave.c) is unmapped as a whole.
  * Under map->lock; by the keeper, but unmap_left_at().  Regions that somebody asked for (kvp_region()) stay.
  */
 #include "internal.h"
@@ -136,7 +137,36 @@ static bool unmap_look(struct ns_map *map)
 	return more;
 }
 
-static void unmap_tell(struct ns_map *map)
+/* Of the namespace still. */
+static bool slab_in_use(const struct slab_map *slab)
+{
+	for (uint32_t i = 0; i < slab->map->slots_per_slab; i++)
+		if (slot_pinned(slab, i) || (slab->grants && slab->grants[i]))
+			return true;
+	return false;
+}
+
+bool unmap_all(struct ns_map *map)
+{
+	for (uint32_t place = 0; place < map->max_places; place++)
+		unmap_left_at(map, place);
+	for (struct slab_map *slab = map->all; slab; slab = slab->next)
+		if (slab->held ? slab_looked_at(slab) : slab_in_use(slab))
+			return false;
+	while (map->all) {
+		struct slab_map *slab = map->all;
+		uint64_t number = slab->number;
+
+		if (!slab_unlist(map->session->client, slab))
+			return false;
+		map->all = slab->next;
+		slab_unmap(map, slab);
+		unmap_note(map, number);
+	}
+	return true;
+}
+
+void unmap_tell(struct ns_map *map)
 {
 	struct kvp_client *client = map->session->client;
 	uint32_t n = map->n_unmapped < KVP_WIRE_BATCH_MAX ? map->n_unmapped : KVP_WIRE_BATCH_MAX;

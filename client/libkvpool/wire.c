@@ -496,6 +496,7 @@ void wire_down(struct kvp_client *client)
 
 	pthread_mutex_lock(&client->lock);
 	client->online = false;
+	pthread_cond_broadcast(&client->changed);
 	if (atomic_load(&client->state) == KVP_ATTACHED)
 		atomic_store(&client->state, KVP_DETACHED);
 	registry_lock();

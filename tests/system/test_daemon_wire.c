@@ -325,6 +325,7 @@ static void a_count_of_more_than_a_message_holds_ends_the_connection(void **stat
 		{KVP_MSG_DELETE, sizeof(struct kvp_wire_batch)},
 		{KVP_MSG_REQUEST, sizeof(struct kvp_wire_batch)},
 		{KVP_MSG_UNMAPPED, sizeof(struct kvp_wire_batch)},
+		{KVP_MSG_LEAVE, sizeof(struct kvp_wire_batch)},
 		{KVP_MSG_RESTORE, sizeof(struct kvp_wire_restore)},
 	};
 	static const uint32_t counts[] = {
