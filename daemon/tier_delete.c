@@ -45,15 +45,18 @@ static void went(void *owner, const struct entry *e)
 	going_add(owner, e->ns->id, &e->key);
 }
 
-/* Return: KVP_MISS: it is gone; else why it is not. */
+/* Return: KVP_MISS: it is gone; else why it is not. A block of the base is still found through @ns. */
 static struct kvp_wire_found delete_one(struct ns *ns, const struct kvp_key *key, struct going *going)
 {
-	struct entry *e = ns_entry(ns, key);
+	struct entry *e = ns_entry(ns, key), *below = ns->base ? ns_entry(ns->base, key) : NULL;
 
 	if (!e)
 		going_add(going, ns->id, key); /* an old record of it may be left */
 	else if (!block_forget(e, went, going))
 		return (struct kvp_wire_found){.state = e->slot != NO_SLOT ? KVP_HIT_RAM : KVP_PENDING};
+	if (below && (below->slot != NO_SLOT || below->cold))
+		return (struct kvp_wire_found){
+			.state = below->slot != NO_SLOT ? KVP_HIT_RAM : KVP_HIT_SPILL, .reason = KVP_WIRE_OF_BASE};
 	return (struct kvp_wire_found){.state = KVP_MISS};
 }
 

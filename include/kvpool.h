@@ -104,7 +104,7 @@ enum kvp_rope_pairing {
 };
 
 struct kvp_layer {
-	uint32_t kind; /* enum kvp_layer_kind */
+	uint32_t kind; /* enum kvp_layer_kind; 0: not said */
 	uint32_t kv_heads;
 	uint32_t dim_k;
 	uint32_t dim_v; /* 0: stores no V, which is the first dims of K (MLA's latent cache) */
@@ -135,7 +135,7 @@ struct kvp_desc {
 	uint8_t adapter[32]; /* LoRA; or per key as an extra */
 	uint32_t tp_size, tp_rank, pp_size, pp_rank, cp_size, cp_rank;
 	uint32_t kv_group;
-	uint32_t hash_scheme; /* 1: kvp_hash_chain(); 2: the engine's keys through kvp_hash_bytes() */
+	uint32_t hash_scheme; /* 0: not said; 1: kvp_hash_chain(); 2: the engine's keys through kvp_hash_bytes() */
 	uint32_t salt_policy;
 	uint32_t endianness; /* 0: little */
 	char hash_name[32]; /* with hash_scheme 2 */
@@ -148,7 +148,7 @@ KVP_API void kvp_desc_init(struct kvp_desc *desc, uint32_t layout, uint32_t bloc
 	uint32_t kv_heads, uint32_t head_dim, uint32_t type);
 
 /**
- * kvp_desc_check() - is the descriptor whole and within bounds?
+ * kvp_desc_check() - is the descriptor whole and within bounds, and does each number in it mean something?
  * @field: set to the name of the first bad field, or NULL
  * @block_bytes: set to the payload bytes of a block, or NULL
  * Return: 0; -KVP_EINVAL.
@@ -522,6 +522,7 @@ KVP_API void kvp_abandon(struct kvp_block_ref *blocks, uint32_t n);
 
 /**
  * kvp_delete() - blocks that are not wanted any more go, from memory and from the spill store
+ * A block of the base is none of this namespace's: it stays, is not among those returned, and kvp_error() says so.
  * What hangs below one in its chain goes first.  Waits to the deadline for those in use: held by some session, being read or
  * written, or with such a one, or one of another namespace, below them.  Deleting one that is not there is no error.
  * What is gone stays so: it is answered when every spill store has noted it, so a start of the daemon finds no record of it,
@@ -607,7 +608,7 @@ enum kvp_io_status {
 		1, /* GET: its bytes are in @parts; PUT: it is stored, by this call or before; EXISTS: it is there; DELETE: it is not */
 	KVP_IO_MISS = 2, /* @reason tells why; what is in @parts is undefined */
 	KVP_IO_REJECTED =
-		3, /* PUT: no room by the deadline, not admitted, parent unknown, or no daemon; DELETE: it is in use, no daemon, or a store could not note it: see kvp_delete() */
+		3, /* PUT: no room by the deadline, not admitted, parent unknown, or no daemon; DELETE: it is in use, or the base's, no daemon, or a store could not note it: see kvp_delete() */
 	KVP_IO_SHORT = 4, /* GET: @parts are shorter than the block; PUT: longer, or shorter than @used_bytes */
 };
 

@@ -252,13 +252,15 @@ static_assert(sizeof(struct kvp_wire_restore) == 24, "wire v1");
 struct kvp_wire_found {
 	uint32_t state; /* enum kvp_hit */
 	uint32_t
-		reason; /* enum kvp_miss_reason, with KVP_MISS; with KVP_HIT_RAM of a RESTORE: KVP_WIRE_RESTORED, or 0 */
+		reason; /* enum kvp_miss_reason, with KVP_MISS; with KVP_HIT_RAM of a RESTORE: KVP_WIRE_RESTORED, or 0; of a
+			   DELETE, not with KVP_MISS: KVP_WIRE_OF_BASE, or 0 */
 	uint64_t slot; /* with KVP_HIT_RAM: a hint */
 };
 static_assert(sizeof(struct kvp_wire_found) == 16, "wire v1");
 
 #define KVP_WIRE_ARRIVES \
 	2u /* it is being read back into the slot named, and some layers are there: struct kvp_block says how to hold it */
+#define KVP_WIRE_OF_BASE 3u /* it is a block of the base, which nobody deletes from here */
 #define KVP_WIRE_RESTORED 1u /* it had to be read back for this: a hit of the spill store */
 
 struct kvp_wire_stage {

@@ -239,10 +239,10 @@ struct plan_number {
 };
 #define AT(field) offsetof(struct plan_input, field)
 static const struct plan_number numbers[] = {
-	{"layers", AT(layers), 1 << 16, false},
-	{"kv-heads", AT(kv_heads), 1 << 16, false},
-	{"head-dim", AT(dim_k), 1 << 16, false},
-	{"dim-v", AT(dim_v), 1 << 16, false},
+	{"layers", AT(layers), KVP_LAYERS_MAX, false},
+	{"kv-heads", AT(kv_heads), 4096, false},
+	{"head-dim", AT(dim_k), 4096, false},
+	{"dim-v", AT(dim_v), 4096, false},
 	{"block-tokens", AT(block_tokens), 1 << 24, false},
 	{"scale-bytes", AT(scale_bytes), 1 << 10, false},
 	{"pool", AT(pool_bytes), 1ull << 50, true},

@@ -62,8 +62,8 @@ static int call_by(struct request **request, uint64_t deadline_ns)
 	return r == -ETIME ? -KVP_ETIMEDOUT : r;
 }
 
-/* One message's worth. Return: 0, @gone is set where it is so; -KVP_E... */
-static int delete_ask(struct ns_map *map, struct kvp_key *keys, uint32_t n, uint64_t deadline_ns, bool *gone)
+/* One message's worth. Return: 0, @fates are those the daemon tells; -KVP_E... */
+static int delete_ask(struct ns_map *map, struct kvp_key *keys, uint32_t n, uint64_t deadline_ns, uint8_t *fates)
 {
 	/* an older daemon takes the deadline for bytes too many */
 	bool can = wire_can(map->session->client, KVP_CAN_DEADLINE);
@@ -81,87 +81,93 @@ static int delete_ask(struct ns_map *map, struct kvp_key *keys, uint32_t n, uint
 		struct kvp_wire_found found;
 
 		memcpy(&found, request->body + i * sizeof(found), sizeof(found));
-		gone[i] = found.state == KVP_MISS;
+		fates[i] = found.state == KVP_MISS	      ? DELETE_GONE
+			   : found.reason == KVP_WIRE_OF_BASE ? DELETE_OF_BASE
+							      : DELETE_LEFT;
 	}
 	request_free(request);
 	return r;
 }
 
-/* Those not gone yet, in one message. */
-static int delete_round(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns, bool *gone)
+/* Those left, in one message. */
+static int delete_round(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns, uint8_t *fates)
 {
 	struct kvp_key left[KVP_WIRE_BATCH_MAX + 1]; /* and the deadline */
 	uint32_t where[KVP_WIRE_BATCH_MAX], n_left = 0;
-	bool now[KVP_WIRE_BATCH_MAX] = {false};
+	uint8_t now[KVP_WIRE_BATCH_MAX] = {DELETE_LEFT};
 	struct ns_map *map;
 	int r = map_to_empty(ns, &map);
 
 	if (r < 0)
 		return r;
 	for (uint32_t i = 0; i < n; i++)
-		if (!gone[i]) {
+		if (fates[i] == DELETE_LEFT) {
 			where[n_left] = i;
 			left[n_left++] = keys[i];
 		}
 	r = delete_ask(map, left, n_left, deadline_ns, now);
 	for (uint32_t i = 0; i < n_left; i++)
-		gone[where[i]] = now[i];
+		fates[where[i]] = now[i];
 	return r;
 }
 
-static uint32_t count_gone(const bool *gone, uint32_t n)
+static uint32_t count_of(const uint8_t *fates, uint32_t n, enum delete_fate fate)
 {
 	uint32_t count = 0;
 
 	for (uint32_t i = 0; i < n; i++)
-		count += gone[i];
+		count += fates[i] == fate;
 	return count;
 }
 
-/* Each of those not gone yet is asked for once. */
-static int delete_all(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns, bool *gone)
+/* Each of those left is asked for once. */
+static int delete_all(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns, uint8_t *fates)
 {
 	int r = 0;
 
 	for (uint32_t at = 0; at < n && r == 0; at += KVP_WIRE_BATCH_MAX) {
 		uint32_t m = n - at < KVP_WIRE_BATCH_MAX ? n - at : KVP_WIRE_BATCH_MAX;
 
-		if (count_gone(gone + at, m) < m)
-			r = delete_round(ns, keys + at, m, deadline_ns, gone + at);
+		if (count_of(fates + at, m, DELETE_LEFT))
+			r = delete_round(ns, keys + at, m, deadline_ns, fates + at);
 	}
 	return r;
 }
 
 /* One that is in use keeps none of the others waiting. */
-int64_t delete_keys(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns, bool *gone)
+int64_t delete_keys(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns, uint8_t *fates)
 {
+	uint32_t n_of_base;
 	int r, again = 0;
 
-	memset(gone, 0, n * sizeof(*gone));
-	r = delete_all(ns, keys, n, deadline_ns, gone);
-	while (r == 0 && again == 0 && count_gone(gone, n) < n && now_ns() + AGAIN_MS * MS < deadline_ns) {
+	memset(fates, DELETE_LEFT, n);
+	r = delete_all(ns, keys, n, deadline_ns, fates);
+	while (r == 0 && again == 0 && count_of(fates, n, DELETE_LEFT) && now_ns() + AGAIN_MS * MS < deadline_ns) {
 		nanosleep(&(struct timespec){.tv_nsec = AGAIN_MS * MS}, NULL);
-		again = delete_all(ns, keys, n, deadline_ns, gone);
+		again = delete_all(ns, keys, n, deadline_ns, fates);
 	}
 	if (again != -KVP_ETIMEDOUT && r == 0) /* else what stands is that some are in use */
 		r = again;
-	return r < 0 ? r : (int64_t)count_gone(gone, n);
+	n_of_base = count_of(fates, n, DELETE_OF_BASE);
+	if (r == 0 && n_of_base)
+		fail_say("namespace %s: %u of the blocks are of its base: delete them there", ns->join.name, n_of_base);
+	return r < 0 ? r : (int64_t)count_of(fates, n, DELETE_GONE);
 }
 
 int64_t kvp_delete(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns)
 {
 	int64_t r = ns_bad(ns);
-	bool *gone;
+	uint8_t *fates;
 
 	if (r == 0 && n && !keys)
 		r = fail(-KVP_EINVAL, "keys: a null pointer");
 	if (r < 0 || !n)
 		return r;
-	gone = malloc(n * sizeof(*gone));
-	if (!gone)
+	fates = malloc(n);
+	if (!fates)
 		return fail(-KVP_ENOMEM, "out of memory");
-	r = delete_keys(ns, keys, n, deadline_ns, gone);
-	free(gone);
+	r = delete_keys(ns, keys, n, deadline_ns, fates);
+	free(fates);
 	return r;
 }
 

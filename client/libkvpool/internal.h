@@ -674,8 +674,13 @@ static inline bool map_is_learned(const struct ns_map *map)
 
 /* ---- forget.c ---- */
 
-/** delete_keys() - kvp_delete(), telling of each. Return: how many are gone; -KVP_E... */
-int64_t delete_keys(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns, bool *gone);
+enum delete_fate {
+	DELETE_LEFT = 0, /* in use, or not answered */
+	DELETE_GONE,
+	DELETE_OF_BASE, /* it is the base's, and stays */
+};
+/** delete_keys() - kvp_delete(), telling of each (enum delete_fate). Return: how many are gone; -KVP_E... */
+int64_t delete_keys(struct kvp_ns *ns, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns, uint8_t *fates);
 
 /* ---- events.c ---- */
 

@@ -171,15 +171,51 @@ void kvp_desc_init(struct kvp_desc *desc, uint32_t layout, uint32_t block_tokens
 			.kind = KVP_LAYER_FULL, .kv_heads = kv_heads, .dim_k = head_dim, .dim_v = head_dim};
 }
 
+static bool layer_is_zero(const struct kvp_layer *layer)
+{
+	static const struct kvp_layer none;
+
+	return memcmp(layer, &none, sizeof(none)) == 0;
+}
+
+/* What has no meaning to this library.  Not asked by the daemon, to whom blocks are bytes, and kinds of a later library no
+   harm: namespaces that have such a descriptor stay as they are.  Return: 0; -KVP_EINVAL, *@field named. */
+static int desc_unknown(const struct kvp_desc *desc, const char **field)
+{
+	*field = "rope_pairing";
+	if (desc->rope_pairing > KVP_ROPE_HALF)
+		return fail(-KVP_EINVAL, "descriptor: field rope_pairing: %u is none of enum kvp_rope_pairing",
+			desc->rope_pairing);
+	*field = "hash_scheme";
+	if (desc->hash_scheme > 2)
+		return fail(-KVP_EINVAL, "descriptor: field hash_scheme: %u, 1 and 2 are known", desc->hash_scheme);
+	*field = "layers";
+	for (uint32_t i = 0; i < KVP_LAYERS_MAX; i++) {
+		const struct kvp_layer *layer = &desc->layers[i];
+
+		if (i >= desc->n_layers && !layer_is_zero(layer))
+			return fail(-KVP_EINVAL, "descriptor: field layers: the one at %u is not zero, n_layers is %u",
+				i, desc->n_layers);
+		if (layer->kind > KVP_LAYER_STATE || layer->reserved)
+			return fail(-KVP_EINVAL,
+				"descriptor: field layers: the one at %u has kind %u, reserved %u: none of enum kvp_layer_kind, or not zero",
+				i, layer->kind, layer->reserved);
+	}
+	*field = NULL;
+	return 0;
+}
+
 int kvp_desc_check(const struct kvp_desc *desc, const char **field, uint64_t *block_bytes)
 {
 	uint64_t bytes = 0;
 	const char *bad = desc ? kvp_desc_bad(desc, &bytes) : "size";
 
+	int r = bad ? fail(-KVP_EINVAL, "descriptor: field %s is out of bounds", bad) : desc_unknown(desc, &bad);
+
 	if (field)
 		*field = bad;
-	if (bad)
-		return fail(-KVP_EINVAL, "descriptor: field %s is out of bounds", bad);
+	if (r < 0)
+		return r;
 	if (block_bytes)
 		*block_bytes = bytes;
 	return 0;

@@ -248,15 +248,15 @@ static void chunk_put(const struct chunk *chunk)
 static void chunk_delete(const struct chunk *chunk)
 {
 	struct kvp_key *keys = malloc(chunk->n * sizeof(*keys));
-	bool *gone = calloc(chunk->n, sizeof(*gone));
+	uint8_t *fates = calloc(chunk->n, 1);
 
 	for (uint32_t i = 0; keys && i < chunk->n; i++)
 		keys[i] = chunk->ios[i].key;
-	if (keys && gone)
-		delete_keys(chunk->ns, keys, chunk->n, chunk->deadline_ns, gone);
+	if (keys && fates)
+		delete_keys(chunk->ns, keys, chunk->n, chunk->deadline_ns, fates);
 	for (uint32_t i = 0; i < chunk->n; i++)
-		chunk->ios[i].status = gone && gone[i] ? KVP_IO_DONE : KVP_IO_REJECTED;
-	free(gone);
+		chunk->ios[i].status = fates && fates[i] == DELETE_GONE ? KVP_IO_DONE : KVP_IO_REJECTED;
+	free(fates);
 	free(keys);
 }
 

@@ -104,6 +104,31 @@ static void what_lies_in_the_store_is_deleted_too(void **state)
 	assert_int_equal(n_there(t, keys), N - 5);
 }
 
+static void a_block_of_the_base_is_not_gone_through_the_namespace_above(void **state)
+{
+	struct trial *t = *state;
+	struct kvp_desc desc;
+	struct kvp_ns_opts opts = {
+		.size = sizeof(opts), .name = "above", .desc = &desc, .owner_uid = KVP_UID_SELF, .base = t->ns};
+	struct kvp_key keys[2] = {wire_key(1), wire_key(2)};
+	struct kvp_ns *above;
+	uint64_t begin;
+
+	trial_desc(&desc);
+	assert_int_equal(kvp_ns_open(t->client, &opts, &above), 0);
+	assert_int_equal(trial_put(t->ns, &keys[0], NULL, 1, TRIAL_BLOCK), KVP_PUB_STORED);
+	assert_int_equal(trial_put(above, &keys[1], &keys[0], 2, TRIAL_BLOCK), KVP_PUB_STORED);
+	begin = wire_now();
+	assert_int_equal(kvp_delete(above, keys, 2, kvp_deadline_ms(20000)), 1);
+	assert_true(wire_now() - begin < 15000000000ull); /* nobody waits for what will not go */
+	assert_non_null(strstr(kvp_error(t->client), "base"));
+	assert_int_equal(trial_get(above, &keys[0], 1, TRIAL_BLOCK), 1);
+	assert_int_equal(trial_get(above, &keys[1], 2, TRIAL_BLOCK), 0);
+	assert_int_equal(kvp_delete(t->ns, keys, 1, kvp_deadline_ms(20000)), 1);
+	assert_int_equal(trial_get(above, &keys[0], 1, TRIAL_BLOCK), 0);
+	kvp_ns_close(above);
+}
+
 static void kill_and_start(struct trial *t, bool memory_too)
 {
 	trial_detach(t);
@@ -402,6 +427,7 @@ int main(void)
 		WITH_DAEMON(a_clear_leaves_blocks_in_use_and_says_how_many),
 		WITH_DAEMON(a_stopped_daemon_is_waited_for_to_the_deadline_and_does_nothing_afterwards),
 		WITH_DAEMON(who_may_only_read_deletes_nothing),
+		WITH_DAEMON(a_block_of_the_base_is_not_gone_through_the_namespace_above),
 		WITH_DAEMON(who_opened_it_to_look_up_only_lets_nothing_go),
 		WITH_DAEMON(a_touch_keeps_blocks_from_being_the_first_to_go),
 		WITH_DAEMON(without_a_daemon_each_says_so),

@@ -218,6 +218,13 @@ static void a_bad_descriptor_names_its_field(void **state)
 	BAD("layers", bad.layers[1].kv_heads = 0);
 	BAD("block_bytes", bad.block_bytes = 5);
 	BAD("endianness", bad.endianness = 1);
+	BAD("rope_pairing", bad.rope_pairing = 3);
+	BAD("hash_scheme", bad.hash_scheme = 3);
+	BAD("layers", bad.layers[1].kind = KVP_LAYER_STATE + 1);
+	BAD("layers", bad.layers[0].reserved = 1);
+	BAD("layers", bad.layers[2].kv_heads = 1); /* behind the last one: it would be another descriptor for nothing */
+	BAD("layers", bad.layers[KVP_LAYERS_MAX - 1].window = 1);
+	BAD("layers", (bad.layout = KVP_LAYOUT_OPAQUE, bad.block_bytes = 64, bad.n_layers = 0));
 #undef BAD
 }
 

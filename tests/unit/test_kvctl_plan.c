@@ -209,6 +209,13 @@ static void what_makes_no_sense_is_refused(void **state)
 		2);
 	assert_says(f->err, "--scale-bytes");
 	assert_int_equal(run(f, "plan", SHAPE, "--dtype", "f16", "--block-tokens", "0", "--pool", "1G"), 2);
+	/* what no namespace can have */
+	assert_int_equal(
+		run(f, "plan", SHAPE, "--layers", "129", "--dtype", "f16", "--block-tokens", "16", "--pool", "1G"), 2);
+	assert_says(f->err, "from 1 to 128");
+	assert_int_equal(
+		run(f, "plan", SHAPE, "--head-dim", "4097", "--dtype", "f16", "--block-tokens", "16", "--pool", "1G"),
+		2);
 	assert_int_equal(run(f, "plan", SHAPE, "--dtype", "f16", "--block-tokens", "16", "--pool", "1Q"), 2);
 	assert_int_equal(run(f, "plan", SHAPE, "--dtype", "f16", "--block-tokens", "-1", "--pool", "1G"), 2);
 	assert_int_equal(run(f, "plan", SHAPE, "--dtype", "f32", "--block-tokens", "100000", "--pool", "1M"), 1);
