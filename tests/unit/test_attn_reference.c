@@ -8,39 +8,12 @@
  * 2e-6 of that for the sums.  A score z is itself rounded to z * 2^-24, once or twice on its way, and its weight is off
  * by as much.
  */
-#include <sys/mman.h>
-
 #include "test_attn_fixture.h"
+
+#include "guarded.h"
 
 #define TOLERANCE 2e-6
 #define SCORE_ROUNDING 0x1p-23
-#define PAGE 4096u
-
-/* ---- Memory that faults one byte before or after ---- */
-
-struct guarded {
-	char *map;
-	size_t map_bytes;
-	void *at;
-};
-
-static struct guarded guarded_new(size_t bytes, bool at_end)
-{
-	const size_t body = (bytes + PAGE - 1) / PAGE * PAGE;
-	struct guarded g = {.map_bytes = body + 2 * PAGE};
-
-	g.map = mmap(NULL, g.map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	assert_ptr_not_equal(g.map, MAP_FAILED);
-	assert_int_equal(mprotect(g.map, PAGE, PROT_NONE), 0);
-	assert_int_equal(mprotect(g.map + PAGE + body, PAGE, PROT_NONE), 0);
-	g.at = at_end ? g.map + PAGE + body - bytes : g.map + PAGE;
-	return g;
-}
-
-static void guarded_free(struct guarded *g)
-{
-	munmap(g->map, g->map_bytes);
-}
 
 /* ---- The trial ---- */
 
@@ -50,7 +23,8 @@ struct trial {
 	uint32_t type_k, type_v;
 	uint64_t q_end, window, sinks;
 	float softcap, sharpness;
-	bool causal, alibi, sink_logits, at_end, mass;
+	bool causal, alibi, sink_logits, at_end, mass, tree;
+	float scale; /* of the sequence; 0: 1 / sqrt(dim_k) */
 	bool latent; /* V is the first dims of K */
 	enum order order;
 	uint32_t threads;
@@ -60,11 +34,9 @@ struct data {
 	struct kvattn_geom geom;
 	struct guarded *blocks;
 	uint64_t n_blocks;
-	const void **table;
-	struct guarded q, out, lse, mass;
+	struct guarded table, q, out, lse, mass, slopes, sinks, scale, tree;
 	double *want_mass, reach; /* over all rows */
 	float *k, *v; /* as stored, widened */
-	float slopes[64], sinks[64];
 };
 
 /* Now and then a type that not every order has. */
@@ -106,6 +78,8 @@ static struct trial trial_random(uint64_t seed)
 	t.type_v = type_other(&s, t.order, t.type_v);
 	t.threads = 1 + noise_below(&s, 3);
 	t.mass = noise_below(&s, 2);
+	t.tree = !t.q_end && t.n >= t.n_q && noise_below(&s, 3) == 0;
+	t.scale = noise_below(&s, 3) ? 0 : noise_float(&s) / sqrtf((float)t.dim_k);
 	return t;
 }
 
@@ -142,6 +116,28 @@ static void data_geom(const struct trial *t, struct data *data, uint64_t *full_b
 	*last_bytes = token * (t->n - (data->n_blocks - 1) * t->block_tokens);
 }
 
+/* What a call may be given beside keys and queries.  A row of a tree sees itself and what one earlier row sees. */
+static void data_options(const struct trial *t, struct data *data, uint64_t *s)
+{
+	const uint32_t q_heads = t->kv_heads * t->group, words = (t->n_q + 63) / 64;
+	uint64_t *tree;
+
+	data->slopes = guarded_new(q_heads * sizeof(float), t->at_end);
+	data->sinks = guarded_new(q_heads * sizeof(float), t->at_end);
+	data->scale = guarded_new(sizeof(float), t->at_end);
+	data->tree = guarded_new((size_t)t->n_q * words * sizeof(*tree), t->at_end);
+	assert_int_equal(kvattn_alibi_slopes(q_heads, data->slopes.at), 0);
+	noise_fill(s, data->sinks.at, q_heads, 3);
+	*(float *)data->scale.at = t->scale;
+	tree = data->tree.at;
+	for (uint32_t r = 0; r < t->n_q; r++) {
+		if (r)
+			memcpy(tree + (size_t)r * words, tree + (size_t)noise_below(s, r) * words,
+				words * sizeof(*tree));
+		tree[(size_t)r * words + r / 64] |= 1ull << r % 64;
+	}
+}
+
 static void data_open(const struct trial *t, struct data *data)
 {
 	const size_t k_token = (size_t)t->kv_heads * t->dim_k, v_token = (size_t)t->kv_heads * t->dim_v;
@@ -151,7 +147,7 @@ static void data_open(const struct trial *t, struct data *data)
 	*data = (struct data){.n_blocks = (t->n + t->block_tokens - 1) / t->block_tokens};
 	data_geom(t, data, &full, &last);
 	data->blocks = must(calloc(data->n_blocks + 1, sizeof(*data->blocks)));
-	data->table = must(calloc(data->n_blocks + 1, sizeof(*data->table)));
+	data->table = guarded_new(data->n_blocks * sizeof(const void *), t->at_end);
 	data->k = floats(t->n * k_token);
 	data->v = floats(t->n * v_token);
 	noise_fill(&s, data->k, t->n * k_token, 2);
@@ -161,7 +157,7 @@ static void data_open(const struct trial *t, struct data *data)
 		const uint32_t n = t->n - first < t->block_tokens ? t->n - first : t->block_tokens;
 
 		data->blocks[b] = guarded_new(b + 1 == data->n_blocks ? last : full, t->at_end);
-		data->table[b] = data->blocks[b].at;
+		((const void **)data->table.at)[b] = data->blocks[b].at;
 		assert_int_equal(kvattn_put(&data->geom, data->blocks[b].at, 0, n, data->k + first * k_token, 0,
 					 t->latent ? NULL : data->v + first * v_token, 0),
 			0);
@@ -178,8 +174,7 @@ static void data_open(const struct trial *t, struct data *data)
 	for (size_t i = 0; i < (size_t)t->n * t->kv_heads; i++) /* a call adds to what is there */
 		data->want_mass[i] = ((float *)data->mass.at)[i] = (float)(i % 3);
 	noise_fill(&s, data->q.at, (size_t)t->n_q * q_heads * t->dim_k, t->sharpness);
-	assert_int_equal(kvattn_alibi_slopes(q_heads, data->slopes), 0);
-	noise_fill(&s, data->sinks, q_heads, 3);
+	data_options(t, data, &s);
 }
 
 static void data_close(struct data *data)
@@ -190,15 +185,25 @@ static void data_close(struct data *data)
 	guarded_free(&data->out);
 	guarded_free(&data->lse);
 	guarded_free(&data->mass);
+	guarded_free(&data->slopes);
+	guarded_free(&data->sinks);
+	guarded_free(&data->scale);
+	guarded_free(&data->tree);
+	guarded_free(&data->table);
 	free(data->want_mass);
-	free(data->blocks), free(data->table), free(data->k), free(data->v);
+	free(data->blocks), free(data->k), free(data->v);
 }
 
 /* ---- The truth ---- */
 
-static bool visible(const struct trial *t, int64_t p, int64_t j)
+static bool visible(const struct trial *t, const struct data *data, int64_t p, int64_t j)
 {
-	return (!t->causal || j <= p) && (!t->window || j > p - (int64_t)t->window || j < (int64_t)t->sinks);
+	const int64_t row = p - ((int64_t)t->n - t->n_q), guess = j - ((int64_t)t->n - t->n_q);
+	const uint64_t *tree =
+		t->tree && guess >= 0 ? (const uint64_t *)data->tree.at + row * ((t->n_q + 63) / 64) : NULL;
+
+	return (!tree || (tree[guess / 64] >> guess % 64 & 1)) && (!t->causal || j <= p) &&
+	       (!t->window || j > p - (int64_t)t->window || j < (int64_t)t->sinks);
 }
 
 static NO_TSAN double truth_score(
@@ -209,10 +214,10 @@ static NO_TSAN double truth_score(
 
 	for (uint32_t d = 0; d < t->dim_k; d++)
 		z += (double)q[d] * (double)k[d];
-	z /= sqrt(t->dim_k);
+	z *= t->scale != 0 ? (double)t->scale : 1 / sqrt(t->dim_k);
 	if (t->softcap > 0)
 		z = t->softcap * tanh(z / t->softcap);
-	return t->alibi ? z - (double)data->slopes[h] * (double)(p - j) : z;
+	return t->alibi ? z - (double)((const float *)data->slopes.at)[h] * (double)(p - j) : z;
 }
 
 /* The row's out; returns its lse.  @mass: of the KV head, grows by what the row weighs each key, or NULL; @reach: the
@@ -221,14 +226,15 @@ static NO_TSAN double truth_row(const struct trial *t, const struct data *data, 
 	double *out, double *mass, double *reach)
 {
 	double *z = must(calloc(t->n + 1, sizeof(double)));
-	double top = t->sink_logits ? data->sinks[h] : -INFINITY, sum;
+	const float *sinks = data->sinks.at;
+	double top = t->sink_logits ? sinks[h] : -INFINITY, sum;
 
 	for (uint32_t j = 0; j < t->n; j++) {
-		z[j] = visible(t, p, j) ? truth_score(t, data, q, h, p, j) : -INFINITY;
+		z[j] = visible(t, data, p, j) ? truth_score(t, data, q, h, p, j) : -INFINITY;
 		top = z[j] > top ? z[j] : top;
 		*reach = z[j] != -INFINITY && fabs(z[j]) > *reach ? fabs(z[j]) : *reach;
 	}
-	sum = t->sink_logits ? exp(data->sinks[h] - top) : 0;
+	sum = t->sink_logits ? exp(sinks[h] - top) : 0;
 	for (uint32_t d = 0; d < t->dim_v; d++)
 		out[d] = 0;
 	for (uint32_t j = 0; j < t->n; j++) {
@@ -250,11 +256,12 @@ static void trial_describe(const struct trial *t, char *text, size_t size)
 {
 	snprintf(text, size,
 		"seed %llu:%s%s %u KV heads x %u, dims %u %u, types %u %u, blocks of %u, %u keys, %u rows ending at %llu, window %llu "
-		"sinks %llu cap %g%s%s%s, %u threads",
+		"sinks %llu cap %g scale %g%s%s%s%s, %u threads",
 		(unsigned long long)t->seed, order_names[t->order], t->latent ? " latent" : "", t->kv_heads, t->group,
 		t->dim_k, t->dim_v, t->type_k, t->type_v, t->block_tokens, t->n, t->n_q, (unsigned long long)t->q_end,
-		(unsigned long long)t->window, (unsigned long long)t->sinks, t->softcap, t->causal ? " causal" : "",
-		t->alibi ? " alibi" : "", t->sink_logits ? " sink" : "", t->threads);
+		(unsigned long long)t->window, (unsigned long long)t->sinks, t->softcap, t->scale,
+		t->causal ? " causal" : "", t->tree ? " tree" : "", t->alibi ? " alibi" : "",
+		t->sink_logits ? " sink" : "", t->threads);
 }
 
 /* Queries of sixteen bits move a score by up to 2^-16 of it, and of what cancels in it.  I4 by products of bytes: of the
@@ -315,17 +322,18 @@ static void trial_run(const struct trial *t)
 	struct kvattn_opts opts;
 	struct kvattn_seq seq;
 	struct data data;
+	int result;
 
 	data_open(t, &data);
 	kvattn_opts_init(&opts, q_heads);
 	opts.window = t->window;
 	opts.sink_tokens = t->sinks;
 	opts.softcap = t->softcap;
-	opts.alibi_slopes = t->alibi ? data.slopes : NULL;
-	opts.sink_logits = t->sink_logits ? data.sinks : NULL;
+	opts.alibi_slopes = t->alibi ? data.slopes.at : NULL;
+	opts.sink_logits = t->sink_logits ? data.sinks.at : NULL;
 	opts.n_threads = t->threads;
 	seq = (struct kvattn_seq){
-		.table = {.blocks = data.table, .n_blocks = data.n_blocks, .n_tokens = t->n},
+		.table = {.blocks = data.table.at, .n_blocks = data.n_blocks, .n_tokens = t->n},
 		.q = data.q.at,
 		.out = data.out.at,
 		.lse = data.lse.at,
@@ -333,8 +341,13 @@ static void trial_run(const struct trial *t)
 		.q_end = t->q_end,
 		.causal = t->causal,
 		.mass = t->mass ? data.mass.at : NULL,
+		.tree = t->tree ? data.tree.at : NULL,
+		.scale = t->scale != 0 ? data.scale.at : NULL,
 	};
-	assert_int_equal(kvattn_attend(&data.geom, &seq, 1, &opts), 0);
+	scratch_guard(t->at_end, t->threads > 1);
+	result = kvattn_attend(&data.geom, &seq, 1, &opts);
+	scratch_guard_end();
+	assert_int_equal(result, 0);
 	for (uint32_t r = 0; r < t->n_q; r++)
 		for (uint32_t h = 0; h < q_heads; h++)
 			trial_check_row(t, &data, r, h);
@@ -355,6 +368,7 @@ static void random_shapes_agree_with_float64(void **state)
 
 		trial_run(&t);
 	}
+	assert_true(SANITIZED || scratch_seen >= n); /* what the kernels allocate was guarded, too */
 }
 
 /* As in the caches of MLA models: every type, block size and order that has it. */
