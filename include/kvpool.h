@@ -748,7 +748,7 @@ KVP_API int64_t kvp_seq_append(struct kvp_seq *seq, const uint32_t *tokens, uint
 KVP_API uint64_t kvp_seq_length(const struct kvp_seq *seq);
 
 /** kvp_seq_row() - where to store K or V of one head of token @pos (HND, NHD); NULL: not writable (committed), out of range,
- *  or TILED: kvattn_put() stores into kvp_seq_block() */
+ *  or TILED: kvattn_put() stores into kvp_seq_block(). kvp_error() says which */
 KVP_API void *kvp_seq_row(struct kvp_seq *seq, uint32_t layer, enum kvp_kv which, uint32_t head, uint64_t pos);
 
 /** kvp_seq_block() - writable base of the block that holds token @pos, for kvattn_put(); @index: the token's place in it */

@@ -34,6 +34,7 @@
 #define ANSWER_NS \
 	SECOND_NS /* of the time there is, at most a quarter: the daemon answers at its deadline, and we want it by ours */
 #define NOTE_NS SECOND_NS /* waiting longer is told */
+#define TRY_MS 50u /* a ping that has less cannot tell why nobody answers */
 
 /* The daemon's socket: as said, else from the header of the pool of that name. */
 static int socket_of(const struct options *options, char path[KVP_SOCKET_MAX])
@@ -389,8 +390,18 @@ int resize_command(int argc, char **argv)
 	return r ? r : resize_print(&done);
 }
 
-/* Until it serves or time is up; the library's own back-off would make us late. */
-static int ping_wait(const char *socket, uint64_t deadline_ns, char *why, size_t room, uint64_t *took_ns)
+/* Is nobody at that socket? */
+static bool ping_nobody(const char *socket)
+{
+	int fd = admin_connect(socket);
+
+	if (fd >= 0)
+		close(fd);
+	return admin_nobody(fd);
+}
+
+/* Until it serves, time is up, or @waits is not set and nobody is there; the library's own back-off would make us late. */
+static int ping_wait(const char *socket, uint64_t deadline_ns, bool waits, char *why, size_t room, uint64_t *took_ns)
 {
 	int r = -KVP_EDETACHED, before = 0;
 
@@ -399,7 +410,7 @@ static int ping_wait(const char *socket, uint64_t deadline_ns, char *why, size_t
 		struct kvp_open_opts opts = {
 			.size = sizeof(opts),
 			.socket = socket,
-			.connect_timeout_ms = left_ms ? (uint32_t)left_ms : 1,
+			.connect_timeout_ms = left_ms > TRY_MS ? (uint32_t)left_ms : TRY_MS,
 			.comm = "kvctl ping",
 			.flags = KVP_OPEN_NO_PREFAULT,
 			.stock_blocks = KVP_STOCK_NONE,
@@ -422,7 +433,8 @@ static int ping_wait(const char *socket, uint64_t deadline_ns, char *why, size_t
 			snprintf(why, room, "%s", r < 0 ? kvp_error(client) : "");
 		kvp_close(client);
 		before = r;
-		if (!r || r == -KVP_EVERSION || r == -KVP_EACCES || now_ns() >= deadline_ns)
+		if (!r || r == -KVP_EVERSION || r == -KVP_EACCES || now_ns() >= deadline_ns ||
+			(!waits && ping_nobody(socket)))
 			return r;
 		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
 	} while (now_ns() < deadline_ns);
@@ -443,7 +455,10 @@ static void ping_complain(const char *socket, int error, const char *why)
 		why += n; /* the library says it to those who asked for more than a ping */
 	named = strstr(why, socket) !=
 		NULL; /* each way of not answering has its own words: one names it, another not */
-	if (error == -KVP_EQUOTA)
+	if (admin_nobody(fd))
+		complain("ping: no daemon at %s: %s; start kvpoold, or choose another by --socket or KVPOOL_SOCKET",
+			socket, strerror(-fd));
+	else if (error == -KVP_EQUOTA)
 		complain("ping: kept out: %s", why);
 	else if (error == -KVP_EACCES)
 		complain("ping: not let in: %s", why);
@@ -462,17 +477,20 @@ int ping_command(int argc, char **argv)
 	struct options options = {.command = "ping", .longs = longs, .argc = argc, .argv = argv};
 	uint64_t limit_ns = SECOND_NS, took_ns = 0;
 	char socket[KVP_SOCKET_MAX], why[300];
+	bool waits = false;
 	int c, r;
 
-	while ((c = option_next(&options)) >= 0)
+	while ((c = option_next(&options)) >= 0) {
 		if (quantity_parse_seconds(optarg, &limit_ns) < 0)
 			return option_exit(option_wrong(&options, "--timeout", optarg, "a number of seconds"));
+		waits = true;
+	}
 	if (c != OPTION_END)
 		return option_exit(c);
 	r = socket_of(&options, socket);
 	if (r)
 		return r;
-	r = ping_wait(socket, now_ns() + limit_ns, why, sizeof(why), &took_ns);
+	r = ping_wait(socket, now_ns() + limit_ns, waits, why, sizeof(why), &took_ns);
 	if (r < 0) {
 		ping_complain(socket, r, why);
 		return r == -KVP_EVERSION ? KVCTL_NO_POOL : KVCTL_DOWN;

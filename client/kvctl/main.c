@@ -40,7 +40,7 @@ static const struct command commands[] = {
 	{"check", check_command, "[--json]", "recount everything and compare; exit 1 if an invariant is violated",
 		POOL_HELP JSON_HELP "Needs root or the daemon's user: it reads every object of the pool.\n"},
 	{"ping", ping_command, "[--timeout SECONDS]", "does the daemon serve? exit 0 as soon as it does",
-		POOL_HELP "  --timeout S     wait at most so long (1)\n"},
+		POOL_HELP "  --timeout S     wait at most so long (1, and not at all where nobody listens)\n"},
 	{"drain", drain_command, "[--deadline SECONDS]", "write what is worth it to the spill store",
 		POOL_HELP "  --admin PATH    the admin socket (socket + .admin)\n"
 			  "  --deadline S    stop then (30)\n"},

@@ -181,7 +181,8 @@ static int run_decode(struct run *run, uint32_t steps)
 		if (id == TOKEN_BOS)
 			break;
 		result->ids[result->n_ids++] = id;
-		if (++n == steps || result->n_ids > model->context)
+		result->full = ++n < steps && result->n_ids > model->context;
+		if (n == steps || result->full)
 			break;
 		rest_ms(run->opts->pace_ms);
 		start = now_ms();

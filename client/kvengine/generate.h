@@ -29,6 +29,7 @@ struct generate_result {
 	uint64_t reused_ram, reused_spill; /* prompt tokens found in the store */
 	uint64_t computed; /* prompt tokens computed: the rest of them */
 	uint64_t forward_tokens; /* rows that went through the model, generation and repetition included */
+	bool full; /* the end of the context came before that of the steps */
 	uint64_t copied_bytes;
 	uint64_t restored; /* blocks that came back from the spill store to be attended */
 	double attended; /* share of the blocks, sparse only; else 1 */

@@ -21,6 +21,7 @@
 
 enum exit_code {
 	EXIT_USAGE = 2,
+	EXIT_FULL = 3, /* what was generated is there */
 };
 
 struct config {
@@ -103,7 +104,7 @@ static const char usage[] =
 	"  --pace MS           rest that long between tokens, for watchers\n"
 	"  --json              print one JSON object instead of the text\n"
 	"\n"
-	"Exit status: 0 done, 1 failed, 2 wrong usage.\n";
+	"Exit status: 0 done, 1 failed, 2 wrong usage, 3 the context was full before the last step.\n";
 
 static int number_parse(const char *text, const char *option, uint32_t min, uint32_t max, uint32_t *value)
 {
@@ -450,6 +451,17 @@ static int generate(const struct config *config, const struct model *model, cons
 	return r;
 }
 
+/* Return: 0; EXIT_FULL. */
+static int full_tell(const struct config *config, const struct generate_result *result, const struct model *model)
+{
+	if (!result->full)
+		return 0;
+	fprintf(stderr, "kvengine: the model's context of %u tokens is full after %llu of %u steps\n", model->context,
+		(unsigned long long)(result->n_ids - result->prompt_tokens), config->generate.steps);
+	return EXIT_FULL;
+}
+
+/* Return: 0, EXIT_FULL; negative errno. */
 static int run(const struct config *config, struct error *error)
 {
 	struct generate_result result = {0};
@@ -464,6 +476,8 @@ static int run(const struct config *config, struct error *error)
 		r = generate(config, &model, &tokenizer, ids, (uint64_t)r, &result, error);
 	if (r == 0)
 		r = result_print(config, &tokenizer, &result, error);
+	if (r == 0)
+		r = full_tell(config, &result, &model);
 	free(result.ids);
 	free(ids);
 	tokenizer_close(&tokenizer);
@@ -488,9 +502,10 @@ int main(int argc, char **argv)
 	r = config_parse(argc, argv, &config);
 	if (r != 0)
 		return r > 0 ? EXIT_SUCCESS : EXIT_USAGE;
-	if (run(&config, &error) < 0) {
+	r = run(&config, &error);
+	if (r < 0) {
 		fprintf(stderr, "kvengine: %s\n", error.text);
 		return EXIT_FAILURE;
 	}
-	return EXIT_SUCCESS;
+	return r;
 }

@@ -168,7 +168,8 @@ int main(int argc, char **argv)
 
 	if (kvp_stdio_hold() < 0)
 		return EXIT_FAILURE;
-	while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
+	opterr = 0;
+	while ((c = getopt_long(argc, argv, ":", longs, NULL)) != -1) {
 		if (c == 's') {
 			exporter.socket = optarg;
 		} else if (c == 'n') {
@@ -181,6 +182,9 @@ int main(int argc, char **argv)
 			       "see kvpool-exporter(1).\n");
 			return EXIT_SUCCESS;
 		} else {
+			complain(c == ':' ? "%s needs a value; kvpool-exporter --help lists them"
+					  : "unknown option %s; kvpool-exporter --help lists them",
+				argv[optind - 1]);
 			return KVCTL_USAGE;
 		}
 	}

@@ -205,12 +205,41 @@ static int desc_unknown(const struct kvp_desc *desc, const char **field)
 	return 0;
 }
 
+/* What would do in a field that kvp_desc_bad() names. */
+static const char *desc_bound(const struct kvp_desc *desc, const char *field)
+{
+	static const struct {
+		const char *field, *bound;
+	} bounds[] = {
+		{"size", "another size than this library's; kvp_desc_init() sets it"},
+		{"version", "it must be 1"},
+		{"layout", "HND, NHD, TILED or OPAQUE"},
+		{"block_tokens", "1 to 16777216, and a block of 2^40 bytes at most"},
+		{"n_layers", "1 to 128, or 0 with OPAQUE"},
+		{"endianness", "it must be 0, little-endian"},
+		{"engine", "text of 127 bytes at most"},
+		{"hash_name", "text of 31 bytes at most"},
+		{"type_k", "f32, f16, bf16 or fp8; int8 and int4 with TILED only"},
+		{"type_v", "f32, f16, bf16 or fp8; int8 and int4 with TILED only"},
+		{"k_order", "it must be 0"},
+		{"quant_block", "it must be 0"},
+		{"layers", "of each: kv_heads and dim_k 1 to 4096, dim_v 0 to 4096"},
+	};
+
+	if (!strcmp(field, "block_bytes"))
+		return desc->layout == KVP_LAYOUT_OPAQUE ? "1 to 2^40" : "0, or what the other fields make";
+	for (unsigned i = 0; i < sizeof(bounds) / sizeof(bounds[0]); i++)
+		if (!strcmp(field, bounds[i].field))
+			return bounds[i].bound;
+	return "nothing that this library knows";
+}
+
 int kvp_desc_check(const struct kvp_desc *desc, const char **field, uint64_t *block_bytes)
 {
 	uint64_t bytes = 0;
 	const char *bad = desc ? kvp_desc_bad(desc, &bytes) : "size";
-
-	int r = bad ? fail(-KVP_EINVAL, "descriptor: field %s is out of bounds", bad) : desc_unknown(desc, &bad);
+	int r = bad ? fail(-KVP_EINVAL, "descriptor: field %s is out of bounds: %s", bad, desc_bound(desc, bad))
+		    : desc_unknown(desc, &bad);
 
 	if (field)
 		*field = bad;

@@ -458,26 +458,48 @@ uint64_t kvp_seq_length(const struct kvp_seq *seq)
 	return seq ? seq->n_tokens : 0;
 }
 
+/* Why a token cannot be stored; apart, for the way that all of them go is hot. */
+static void seq_tell_unwritable(const struct kvp_seq *seq, uint64_t pos)
+{
+	if (seq_bad(seq) < 0)
+		return;
+	if (pos < seq->committed)
+		fail(-KVP_EINVAL, "pos: %llu, and the first %llu tokens are committed: they are not written any more",
+			(unsigned long long)pos, (unsigned long long)seq->committed);
+	else if (pos >= seq->n_tokens)
+		fail(-KVP_EINVAL, "pos: %llu, and the sequence has %llu tokens; kvp_seq_append() makes room",
+			(unsigned long long)pos, (unsigned long long)seq->n_tokens);
+	else
+		fail(-KVP_EINVAL, "pos: %llu, the block of that token is not held any more", (unsigned long long)pos);
+}
+
 /* The block that holds token @pos, if that may still be stored. */
 static const struct cell *seq_writable(const struct kvp_seq *seq, uint64_t pos)
 {
-	const struct cell *cell;
+	const struct cell *cell = NULL;
 
-	if (!seq || atomic_load_explicit(&seq->ns->client->dead, memory_order_relaxed) || pos < seq->committed ||
-		pos >= seq->n_tokens)
-		return NULL;
-	cell = seq->cells[pos / seq->ns->join.desc.block_tokens];
-	return cell && cell->data ? cell : NULL;
+	if (seq && !atomic_load_explicit(&seq->ns->client->dead, memory_order_relaxed) && pos >= seq->committed &&
+		pos < seq->n_tokens)
+		cell = seq->cells[pos / seq->ns->join.desc.block_tokens];
+	if (cell && cell->data)
+		return cell;
+	seq_tell_unwritable(seq, pos);
+	return NULL;
 }
 
 void *kvp_seq_row(struct kvp_seq *seq, uint32_t layer, enum kvp_kv which, uint32_t head, uint64_t pos)
 {
 	const struct cell *cell = seq_writable(seq, pos);
 	uint64_t off, token_stride, head_stride;
+	uint32_t heads;
 
-	if (!cell || kvp_geom(seq->ns, layer, which, &off, &token_stride, &head_stride, NULL) < 0 ||
-		head >= seq->ns->join.desc.layers[layer].kv_heads)
+	if (!cell || kvp_geom(seq->ns, layer, which, &off, &token_stride, &head_stride, NULL) < 0)
 		return NULL;
+	heads = seq->ns->join.desc.layers[layer].kv_heads;
+	if (head >= heads) {
+		fail(-KVP_EINVAL, "head: %u of %u", head, heads);
+		return NULL;
+	}
 	return cell->data + off + pos % seq->ns->join.desc.block_tokens * token_stride + head * head_stride;
 }
 

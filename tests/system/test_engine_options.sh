@@ -43,4 +43,11 @@ would_do 'x: options only; a prompt goes after --prompt' --model m x
 status=0
 "$build/kvengine" --model "$top/none.kvm" --prompt x >/dev/null 2>&1 || status=$?
 [ "$status" = 1 ] || { echo "a model that is not there: status $status"; exit 1; }
+# the model's context is 1024 tokens: what was not generated is told, and the text is there all the same
+status=0
+said=$("$build/kvengine" --no-pool --model "$top/tests/data/model/kjv.kvm" --prompt "And God said," --steps 99999 2>&1 >/dev/null) || status=$?
+[ "$status" = 3 ] && [[ $said == "kvengine: the model's context of "*" tokens is full after "*" of 99999 steps" ]] || {
+	echo "a full context: status $status, says: $said"
+	exit 1
+}
 echo "who mistypes an option is told the nearest, and who mistypes a value what would do"

@@ -14,8 +14,10 @@ cc -I"$top/include" "$top/tests/data/first.c" -L"$build" -lkvpool -Wl,-rpath,"$b
 "$build/kvpool-exporter" --help | grep -q -- '--listen ADDRESS:PORT'
 status=0; "$build/kvpool-exporter" metrics 2>"$dir/said" || status=$?
 [ "$status" = 2 ] && grep -q 'unexpected argument metrics' "$dir/said"
-status=0; "$build/kvpool-exporter" --lisen 127.0.0.1:0 2>/dev/null || status=$?
-[ "$status" = 2 ]
+status=0; "$build/kvpool-exporter" --lisen 127.0.0.1:0 2>"$dir/said" || status=$?
+[ "$status" = 2 ] && grep -q '^kvpool-exporter: unknown option --lisen; kvpool-exporter --help lists them$' "$dir/said"
+status=0; "$build/kvpool-exporter" --listen 2>"$dir/said" || status=$?
+[ "$status" = 2 ] && grep -q '^kvpool-exporter: --listen needs a value; kvpool-exporter --help lists them$' "$dir/said"
 for wrong in nonsense :1 127.0.0.1: 127.0.0.1:99999 localhost:80 '[::1:80' '[nonsense]:80'; do
 	"$build/kvpool-exporter" --listen "$wrong" 2>"$dir/said" && { echo "--listen $wrong was taken"; exit 1; }
 	grep -q -- --listen "$dir/said"

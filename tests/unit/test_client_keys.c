@@ -196,35 +196,40 @@ static void a_bad_descriptor_names_its_field(void **state)
 	assert_int_equal(kvp_desc_check(&good, &field, &bytes), 0);
 	assert_null(field);
 	assert_int_equal(bytes, 2 * 2 * 2 * 16 * 8 * 2);
-#define BAD(name, change) \
+#define BAD(name, change, bound) \
 	do { \
 		bad = good; \
 		change; \
 		assert_int_equal(kvp_desc_check(&bad, &field, NULL), -KVP_EINVAL); \
 		assert_string_equal(field, name); \
+		if (!strstr(kvp_error(NULL), name) || !strstr(kvp_error(NULL), bound)) \
+			fail_msg("not a word of %s, %s: %s", name, bound, kvp_error(NULL)); \
 	} while (0)
-	BAD("size", bad.size--);
-	BAD("version", bad.version = 2);
-	BAD("layout", bad.layout = KVP_LAYOUT_TILED + 1);
-	BAD("layout", bad.layout = 0);
-	BAD("layout", bad.layout = 3); /* tiles with bf16 in another order: their bytes would be read wrong */
-	BAD("layout", bad.layout = 5); /* tiles with int4 in another order */
-	BAD("type_k", bad.type_k = KVP_TYPE_I8); /* in tiles only */
-	BAD("type_v", bad.type_v = KVP_TYPE_I4);
-	BAD("block_tokens", bad.block_tokens = 0);
-	BAD("n_layers", bad.n_layers = KVP_LAYERS_MAX + 1);
-	BAD("type_k", bad.type_k = 9);
-	BAD("type_v", bad.type_v = 0);
-	BAD("layers", bad.layers[1].kv_heads = 0);
-	BAD("block_bytes", bad.block_bytes = 5);
-	BAD("endianness", bad.endianness = 1);
-	BAD("rope_pairing", bad.rope_pairing = 3);
-	BAD("hash_scheme", bad.hash_scheme = 3);
-	BAD("layers", bad.layers[1].kind = KVP_LAYER_STATE + 1);
-	BAD("layers", bad.layers[0].reserved = 1);
-	BAD("layers", bad.layers[2].kv_heads = 1); /* behind the last one: it would be another descriptor for nothing */
-	BAD("layers", bad.layers[KVP_LAYERS_MAX - 1].window = 1);
-	BAD("layers", (bad.layout = KVP_LAYOUT_OPAQUE, bad.block_bytes = 64, bad.n_layers = 0));
+	BAD("size", bad.size--, "another size than this library's");
+	BAD("version", bad.version = 2, "it must be 1");
+	BAD("layout", bad.layout = KVP_LAYOUT_TILED + 1, "HND, NHD, TILED or OPAQUE");
+	BAD("layout", bad.layout = 0, "HND, NHD, TILED or OPAQUE");
+	BAD("layout", bad.layout = 3,
+		"HND, NHD, TILED or OPAQUE"); /* tiles with bf16 in another order: their bytes would be read wrong */
+	BAD("layout", bad.layout = 5, "HND, NHD, TILED or OPAQUE"); /* tiles with int4 in another order */
+	BAD("type_k", bad.type_k = KVP_TYPE_I8, "int8 and int4 with TILED only"); /* in tiles only */
+	BAD("type_v", bad.type_v = KVP_TYPE_I4, "int8 and int4 with TILED only");
+	BAD("block_tokens", bad.block_tokens = 0, "1 to 16777216");
+	BAD("n_layers", bad.n_layers = KVP_LAYERS_MAX + 1, "1 to 128");
+	BAD("type_k", bad.type_k = 9, "f32, f16, bf16 or fp8");
+	BAD("type_v", bad.type_v = 0, "f32, f16, bf16 or fp8");
+	BAD("layers", bad.layers[1].kv_heads = 0, "1 to 4096");
+	BAD("block_bytes", bad.block_bytes = 5, "0");
+	BAD("endianness", bad.endianness = 1, "it must be 0");
+	BAD("rope_pairing", bad.rope_pairing = 3, "3 is none of enum kvp_rope_pairing");
+	BAD("hash_scheme", bad.hash_scheme = 3, "1 and 2 are known");
+	BAD("layers", bad.layers[1].kind = KVP_LAYER_STATE + 1, "the one at 1 has kind");
+	BAD("layers", bad.layers[0].reserved = 1, "reserved 1");
+	/* behind the last one: it would be another descriptor for nothing */
+	BAD("layers", bad.layers[2].kv_heads = 1, "the one at 2 is not zero");
+	BAD("layers", bad.layers[KVP_LAYERS_MAX - 1].window = 1, "the one at 127 is not zero");
+	BAD("layers", (bad.layout = KVP_LAYOUT_OPAQUE, bad.block_bytes = 64, bad.n_layers = 0),
+		"the one at 0 is not zero");
 #undef BAD
 }
 

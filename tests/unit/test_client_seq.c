@@ -134,12 +134,23 @@ static void a_sequence_refuses_what_makes_no_sense(void **state)
 	assert_int_equal(kvp_seq_append(seq, tokens, 4), 4);
 	assert_int_equal(kvp_seq_commit(seq, 5), -KVP_EINVAL);
 	assert_int_equal(kvp_seq_truncate(seq, 5), -KVP_EINVAL);
-	assert_null(kvp_seq_row(seq, LAYERS, KVP_K, 0, 0));
-	assert_null(kvp_seq_row(seq, 0, KVP_K, HEADS, 0));
-	assert_null(kvp_seq_row(seq, 0, KVP_K, 0, 4));
-	assert_null(kvp_seq_block(seq, 4, &index));
+#define NONE(call, text) \
+	do { \
+		kvp_seq_append(seq, NULL, 1); /* another text before */ \
+		assert_null(call); \
+		assert_string_equal(kvp_error(NULL), text); \
+	} while (0)
+	NONE(kvp_seq_row(seq, LAYERS, KVP_K, 0, 0), "layer: 2 of 2");
+	NONE(kvp_seq_row(seq, 0, KVP_K, HEADS, 0), "head: 2 of 2");
+	NONE(kvp_seq_row(seq, 0, KVP_K, 0, 4), "pos: 4, and the sequence has 4 tokens; kvp_seq_append() makes room");
+	NONE(kvp_seq_row(NULL, 0, KVP_K, 0, 0), "seq: a null pointer");
+	NONE(kvp_seq_block(seq, 4, &index), "pos: 4, and the sequence has 4 tokens; kvp_seq_append() makes room");
 	assert_non_null(kvp_seq_block(seq, 3, &index));
 	assert_int_equal(index, 3);
+	assert_int_equal(kvp_seq_commit(seq, 2), 0);
+	NONE(kvp_seq_row(seq, 0, KVP_K, 0, 1),
+		"pos: 1, and the first 2 tokens are committed: they are not written any more");
+#undef NONE
 	kvp_seq_close(seq);
 	done_with(&w);
 }

@@ -327,6 +327,29 @@ static void nobody_there_is_told(void **state)
 	assert_int_equal(run_here(f, "ping", "--timeout", "x"), 2);
 }
 
+static void ping_says_at_once_that_nobody_is_there_unless_it_is_to_wait(void **state)
+{
+	struct fake *f = *state;
+	uint64_t before = fake_now();
+
+	assert_int_equal(run_here(f, "ping"), 3);
+	assert_true(fake_now() - before < 900000000u);
+	assert_says(f->err, "no daemon at ");
+	assert_says(f->err, "No such file or directory");
+	before = fake_now();
+	assert_int_equal(run_here(f, "ping", "--timeout", "1"), 3);
+	assert_true(fake_now() - before >= 1000000000u);
+	assert_says(f->err, "No such file or directory");
+	assert_int_equal(run_here(f, "ping", "--timeout", "0"), 3);
+	assert_says(f->err, "No such file or directory");
+	given_socket(f->socket, false); /* of a daemon that is gone */
+	before = fake_now();
+	assert_int_equal(run_here(f, "ping"), 3);
+	assert_true(fake_now() - before < 900000000u);
+	assert_says(f->err, "Connection refused");
+	unlink(f->socket);
+}
+
 static void purge_by_the_daemon_waits_until_its_file_is_gone(void **state)
 {
 	struct fake *f = *state;
@@ -379,6 +402,7 @@ int main(void)
 		test(a_socket_somebody_listens_at_is_not_taken),
 		test(a_size_that_is_none_is_refused_before_anybody_is_asked),
 		test(nobody_there_is_told),
+		test(ping_says_at_once_that_nobody_is_there_unless_it_is_to_wait),
 		test(purge_by_the_daemon_waits_until_its_file_is_gone),
 		test(a_socket_path_too_long_is_refused),
 	};
