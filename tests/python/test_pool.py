@@ -150,10 +150,26 @@ def test_descriptors_say_what_is_wrong_with_them():
     good = kvpool.Descriptor.model(kvpool.Layout.HND, 16, 2, 4, 64, kvpool.Type.F16, model=b"hash")
     assert good.block_bytes == 2 * 2 * 4 * 16 * 64 * 2
     assert good.differs(kvpool.Descriptor.model(kvpool.Layout.HND, 16, 2, 4, 64, kvpool.Type.BF16, model=b"hash")) == "type_k"
+    odd = kvpool.Descriptor.model(kvpool.Layout.HND, 16, 2, 4, 64, kvpool.Type.F16)
+    odd.raw.layers[1].kv_heads = 5000
+    with pytest.raises(ValueError, match="layers .*1 to 4096"):
+        odd.block_bytes
     with pytest.raises(ValueError, match="block_tokens"):
         kvpool.Descriptor.model(kvpool.Layout.HND, 0, 2, 4, 64, kvpool.Type.F16).block_bytes
     with pytest.raises(ValueError, match="32 bytes"):
         kvpool.Descriptor.opaque("e", 4096, 16, model=b"x" * 33)
+
+
+def test_a_number_that_makes_no_sense_is_refused_by_the_name_of_its_argument(daemon, client, ns):
+    with client.queue() as queue:
+        for name, wrong in (("block_bytes: 0", lambda: kvpool.Descriptor.opaque("a", block_bytes=0, block_tokens=1)),
+                            ("block_bytes: -4", lambda: kvpool.Descriptor.opaque("a", block_bytes=-4, block_tokens=1)),
+                            ("block_tokens: 0", lambda: kvpool.Descriptor.opaque("a", block_bytes=1, block_tokens=0)),
+                            ("connect_timeout: -1", lambda: kvpool.Client(daemon.socket, connect_timeout=-1)),
+                            ("n: -1", lambda: ns.reserve(-1)), ("most: -1", lambda: ns.events().read(most=-1)),
+                            ("most: -1", lambda: queue.poll(most=-1))):
+            with pytest.raises(ValueError, match=f"^{name}, it must be "):
+                wrong()
 
 
 def test_what_c_would_cut_off_is_refused(client, ns):
@@ -170,7 +186,7 @@ def test_what_c_would_cut_off_is_refused(client, ns):
                   lambda: sequence.truncate(2**64), lambda: sequence.commit(-1), lambda: client.queue(2**32),
                   lambda: client.namespace("a", opaque, mode=2**32 + 0o600), lambda: kvpool.Client(stock_blocks=-1),
                   lambda: ns.publish([(ns.key("a"), ns.reserve(1, timeout=5)[0], 2**64)])):
-        with pytest.raises(ValueError, match="it must be 0 to"):
+        with pytest.raises(ValueError, match="it must be [01] to"):
             wrong()
     for keys in ([b"x" * 8, b"y" * 24], [b"", b"z" * 32]):  # as long as two, together
         with pytest.raises(ValueError, match="a key is 16 bytes"):

@@ -85,6 +85,23 @@ def test_blocks_of_another_engine_are_loaded_byte_for_byte(daemon):
     b.close()
 
 
+def test_a_step_of_more_blocks_than_a_batch_takes_is_stored_and_loaded(monkeypatch):
+    monkeypatch.setattr("kvpool.vllm._ROOM", 20)  # on a busy machine 34 MiB take longer than a step waits
+    many, daemon = 2 * 4096 + 100, Daemon(pool="128M")
+    a, b = Engine(daemon, seed=1, layers=1), Engine(daemon, seed=2, layers=1)
+    blocks = [i % BLOCKS for i in range(many)]
+    assert a.prompt(request("r", range(many * BLOCK)), blocks) == 0
+    assert a.worker.blocks_saved == many
+    space = b.scheduler._spaces[0]
+    assert len(space.acquire(space.hash_chain(range(many * BLOCK)), 20)) == many  # mapped: the scheduler does not wait for that
+    assert b.prompt(request("q", range(many * BLOCK + 1)), blocks) == many * BLOCK
+    assert not b.worker.get_block_ids_with_load_errors()
+    assert all(torch.equal(x, y) for i in range(BLOCKS) for x, y in zip(b.block(i), a.block(i)))
+    a.close()
+    b.close()
+    daemon.close()
+
+
 def test_vllms_own_prefix_comes_first_and_one_token_is_left_to_compute(daemon):
     a, b = Engine(daemon, seed=1), Engine(daemon, seed=2)
     a.prompt(request("r", range(128)), [1, 2, 3, 4])

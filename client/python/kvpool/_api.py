@@ -222,10 +222,10 @@ def _deadline(timeout: float) -> int:
     return time.monotonic_ns() + int(_seconds(timeout, _YEARS) * 1e9) if not timeout <= 0 else 0
 
 
-def _fits(what: str, value: int, bits: int = 32) -> int:
+def _fits(what: str, value: int, bits: int = 32, least: int = 0) -> int:
     """As C takes it: ctypes would cut what is too long, and take -1 for the most there is."""
-    if not 0 <= operator.index(value) < 1 << bits:
-        raise ValueError(f"{what}: {value}, it must be 0 to {(1 << bits) - 1}")
+    if not least <= operator.index(value) < 1 << bits:
+        raise ValueError(f"{what}: {value}, it must be {least} to {(1 << bits) - 1}")
     return value
 
 
@@ -258,8 +258,8 @@ class Descriptor:
         ``model``: up to 32 bytes, a hash of the weights or of config and file identity; never only a name.
         """
         raw = _lib.Desc()
-        _pool.kvp_desc_init(raw, Layout.OPAQUE, _fits("block_tokens", block_tokens), 0, 0, 0, 0)
-        raw.block_bytes = _fits("block_bytes", block_bytes, 64)
+        _pool.kvp_desc_init(raw, Layout.OPAQUE, _fits("block_tokens", block_tokens, least=1), 0, 0, 0, 0)
+        raw.block_bytes = _fits("block_bytes", block_bytes, 64, least=1)
         if len(engine.encode()) > 127:
             raise ValueError("engine: at most 127 bytes of UTF-8")
         raw.engine = _text("engine", engine)
@@ -282,10 +282,10 @@ class Descriptor:
 
     @property
     def block_bytes(self) -> int:
-        """Payload of a block. Raises ValueError, naming the field, for a descriptor that is not whole."""
-        field, size = c.c_char_p(), c.c_uint64()
-        if _pool.kvp_desc_check(self.raw, field, size) < 0:
-            raise ValueError(f"descriptor: {(field.value or b'').decode()} is out of bounds")
+        """Payload of a block. Raises ValueError, naming the field and its bounds, for a descriptor that is not whole."""
+        size = c.c_uint64()
+        if _pool.kvp_desc_check(self.raw, None, size) < 0:
+            raise ValueError(_pool.kvp_error(None).decode())
         return size.value
 
     def differs(self, other: "Descriptor") -> Optional[str]:
@@ -378,7 +378,10 @@ class Client(_Open):
     def __init__(self, socket: Optional[str] = None, *, name: Optional[str] = None, connect_timeout: float = 1.0,
                  offline: bool = False, stock_blocks: int = 0):
         """``socket``: None: KVPOOL_SOCKET of the environment, else the default.  ``name``: shown by kvctl clients."""
-        opts = _lib.OpenOpts(size=c.sizeof(_lib.OpenOpts), connect_timeout_ms=max(1, int(_seconds(connect_timeout, _CONNECT_MOST) * 1000)),
+        wait = _seconds(connect_timeout, _CONNECT_MOST)
+        if wait < 0:
+            raise ValueError(f"connect_timeout: {connect_timeout}, it must be 0 or more seconds")
+        opts = _lib.OpenOpts(size=c.sizeof(_lib.OpenOpts), connect_timeout_ms=max(1, int(wait * 1000)),
                              socket=_text("socket", os.fsencode(socket)) if socket else None,
                              comm=_text("name", name) if name else None,
                              flags=2 if offline else 0, stock_blocks=_fits("stock_blocks", stock_blocks))
@@ -536,7 +539,7 @@ class Namespace(_Open):
 
         ``private``: always ``n``, the rest in memory of this process's own: of use to compute in, refused when published.
         """
-        refs = (_lib.BlockRef * n)()
+        refs = (_lib.BlockRef * _fits("n", n))()
         count = _check(_pool.kvp_reserve(self._raw, n, 1 if private else 0, _deadline(timeout), refs))
         return [Block(self, refs[i]) for i in range(count)]
 
@@ -613,7 +616,7 @@ class Events:
 
     def read(self, timeout: float = 0, most: int = 1024) -> List[Event]:
         """Waits ``timeout`` seconds for the first."""
-        raw = (_lib.Event * most)()
+        raw = (_lib.Event * _fits("most", most))()
         count = _check(_pool.kvp_events(self._ns._raw, self._from, raw, most, _deadline(timeout)))
         return [Event(at.seq, EventKind(at.kind), bytes(at.key), bytes(at.parent) if any(at.parent.w) else None, at.tier,
                       at.used_tokens) for at in raw[:count]]
@@ -899,7 +902,7 @@ class Queue(_Open):
 
     def poll(self, timeout: float = 0, most: int = 64) -> List[Completion]:
         """Batches that have ended, waiting ``timeout`` seconds for the first."""
-        raw = (_lib.Completion * most)()
+        raw = (_lib.Completion * _fits("most", most))()
         count = _check(_pool.kvp_queue_poll(self._raw, raw, most, _deadline(timeout)))
         done = []
         for completion in raw[:count]:

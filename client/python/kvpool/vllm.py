@@ -29,10 +29,11 @@ from ._api import Client, Descriptor, Error, Hit, Namespace, Status
 
 logger = logging.getLogger(__name__)
 _ASK_LATER = 2.0  # seconds a request waits for its blocks to come back from the disk, before it is computed
-_ROOM = 0.2  # seconds a step waits for room for what it stores
+_ROOM = 0.2  # seconds a step waits for room for what it stores, a batch of it
 _MAPPED = 0.02  # seconds for memory that is not mapped yet
 _HELD_MAX = 64  # requests whose blocks are pinned while they wait to be scheduled
 _EDGE = 1 << 16
+_BATCH = 4096  # blocks one call takes
 
 
 def model_identity(model_config: Any, given: Optional[str] = None) -> bytes:
@@ -273,15 +274,18 @@ class KvpoolConnector(KVConnectorBase_V1):
         loads = meta.loads if isinstance(meta, KvpoolMetadata) else []
         if not loads:
             return
-        bad: List[int] = [block for _, block in loads]
+        until = time.monotonic() + self._timeout
+        statuses: List[Status] = []
         if self._layers:
             try:
-                space = self._spaces[0]
-                tag = self._queue.get(space, [key for key, _ in loads], [self._parts(block) for _, block in loads],
-                                      timeout=self._timeout)
-                bad = [block for (_, block), status in zip(loads, self._run(tag)) if status != Status.DONE]
+                for at in range(0, len(loads), _BATCH):
+                    some = loads[at:at + _BATCH]
+                    tag = self._queue.get(self._spaces[0], [key for key, _ in some], [self._parts(block) for _, block in some],
+                                          timeout=until - time.monotonic())
+                    statuses += self._run(tag)
             except Error as error:
                 logger.warning("kvpool: %s", error)
+        bad = [block for i, (_, block) in enumerate(loads) if i >= len(statuses) or statuses[i] != Status.DONE]
         self._errors.update(bad)
         self.tokens_loaded += (len(loads) - len(bad)) * self._block_size
 
@@ -297,9 +301,11 @@ class KvpoolConnector(KVConnectorBase_V1):
         if not saves or not self._layers:
             return
         try:
-            tag = self._queue.put(self._spaces[0], [key for key, _, _ in saves], [self._parts(block) for _, _, block in saves],
-                                  [parent for _, parent, _ in saves], timeout=_ROOM)
-            self.blocks_saved += sum(status == Status.DONE for status in self._run(tag))
+            for at in range(0, len(saves), _BATCH):  # in order: parents go first
+                some = saves[at:at + _BATCH]
+                tag = self._queue.put(self._spaces[0], [key for key, _, _ in some], [self._parts(block) for _, _, block in some],
+                                      [parent for _, parent, _ in some], timeout=_ROOM)
+                self.blocks_saved += sum(status == Status.DONE for status in self._run(tag))
         except Error as error:
             logger.warning("kvpool: %s", error)
 
