@@ -351,7 +351,7 @@ enum kvp_hit {
 	KVP_PENDING = 3, /* a read is under way */
 };
 enum kvp_miss_reason {
-	KVP_MISS_NEVER = 1, /* never seen, as far as is remembered */
+	KVP_MISS_NEVER = 1, /* not remembered: never seen, or so long ago that it is forgotten */
 	KVP_MISS_EVICTED = 2,
 	KVP_MISS_SIBLING = 3, /* a namespace of this name with another descriptor */
 	KVP_MISS_DAMAGED = 4, /* failed its checksum */

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kvpool_shm.h"
 #include "quantity.h"
 #include "report.h"
 #include "table.h"
@@ -12,20 +13,53 @@
 #define PLOT_LEAST (1.0 / 16) /* of the pool, and as many times it */
 #define SIZES 5u /* pool: half, as it is, twice ...; spill: none, as it is, twice ... */
 
+/* Bytes a block takes in memory: on the whole, of those that lie in the stores, or of all. 0: there is none. */
+static double block_memory(const struct snapshot *snapshot, bool stored)
+{
+	double n = 0, bytes = 0;
+
+	for (unsigned i = 0; i < snapshot->n_ns; i++) {
+		const struct kvp_ns_row *row = &snapshot->ns[i];
+		double blocks = (double)C(row->counters.cold);
+
+		blocks += (double)(stored ? C(row->counters.clean) : C(row->counters.published));
+		n += blocks;
+		bytes += blocks * (double)((row->block_bytes + KVP_PAGE - 1) / KVP_PAGE * KVP_PAGE);
+	}
+	return n > 0 ? bytes / n : 0;
+}
+
+/* In the stores a block has a header, its data is padded, and it may be compressed.  While none lies there: a page of
+ * header, as in a directory, and the block as it is. */
+static double store_part(const struct snapshot *snapshot)
+{
+	const struct kvp_stats *head = &snapshot->head;
+	double live = (double)C(head->counters.spill_live_bytes), memory = block_memory(snapshot, true);
+	uint64_t records = 0;
+
+	for (uint32_t i = 0; i < head->n_stores && i < KVP_STATS_STORES_MAX; i++)
+		records += head->stores[i].live_records;
+	if (records && live > 0 && memory > 0)
+		return memory / (live / (double)records);
+	memory = block_memory(snapshot, false);
+	return memory > 0 ? memory / (memory + KVP_PAGE) : 1;
+}
+
 struct curve_sizes curve_sizes(const struct snapshot *snapshot)
 {
 	const struct kvp_counters *c = &snapshot->head.counters;
 
-	return (struct curve_sizes){
-		.pool = C(c->pool_bytes), .spill = C(c->spill_state) ? C(c->spill_capacity_bytes) : 0};
+	return (struct curve_sizes){.pool = C(c->pool_bytes),
+		.spill = C(c->spill_state) ? C(c->spill_capacity_bytes) : 0,
+		.part = store_part(snapshot)};
 }
 
-double curve_share(const struct kvp_curve *curve, uint64_t pool, uint64_t spill)
+double curve_share(const struct kvp_curve *curve, const struct curve_sizes *sizes, uint64_t pool, uint64_t spill)
 {
 	uint64_t tokens = C(curve->tokens);
 
 	/* each part is rounded to whole tokens: of few, their sum may be more */
-	return tokens ? fmin(1, kvp_curve_hits(curve, (double)pool + (double)spill) / (double)tokens) : 0;
+	return tokens ? fmin(1, kvp_curve_hits(curve, (double)pool + (double)spill * sizes->part) / (double)tokens) : 0;
 }
 
 double curve_per_hour(const struct kvp_curve *curve, double share)
@@ -60,7 +94,7 @@ void curve_plot(struct curve_plot *plot, const struct snapshot *snapshot, unsign
 {
 	struct curve_sizes sizes = curve_sizes(snapshot);
 	const struct kvp_curve *curve = &snapshot->curve;
-	double most = curve_share(curve, (uint64_t)((double)sizes.pool / PLOT_LEAST), sizes.spill);
+	double most = curve_share(curve, &sizes, (uint64_t)((double)sizes.pool / PLOT_LEAST), sizes.spill);
 	double top = most > .5 ? 1 : most > .2 ? .5 : .2;
 
 	width = width > CURVE_PLOT_WIDE ? CURVE_PLOT_WIDE : width;
@@ -78,9 +112,9 @@ void curve_plot(struct curve_plot *plot, const struct snapshot *snapshot, unsign
 			double more = pow(1 / (PLOT_LEAST * PLOT_LEAST), i / (double)(width - 1)) * PLOT_LEAST;
 			uint64_t pool = (uint64_t)((double)sizes.pool * more);
 
-			*at++ = curve_share(curve, pool, 0) >= level		 ? '#'
-				: curve_share(curve, pool, sizes.spill) >= level ? '='
-										 : ' ';
+			*at++ = curve_share(curve, &sizes, pool, 0) >= level		 ? '#'
+				: curve_share(curve, &sizes, pool, sizes.spill) >= level ? '='
+											 : ' ';
 		}
 		while (at[-1] == ' ') /* no blanks at the end of a line */
 			at--;
@@ -123,7 +157,7 @@ static void print_table(const struct kvp_curve *curve, const struct curve_sizes 
 
 		table_cell(&table, "%s%s", i == 1 ? "now, " : "", quantity_bytes(text, pool));
 		for (unsigned j = 0; j < SIZES; j++)
-			table_cell(&table, "%.1f %%", 100 * curve_share(curve, pool, size_spill(sizes, j)));
+			table_cell(&table, "%.1f %%", 100 * curve_share(curve, sizes, pool, size_spill(sizes, j)));
 	}
 	table_print(&table, 7);
 }
@@ -140,7 +174,7 @@ void curve_print(const struct snapshot *snapshot, uint64_t more)
 {
 	const struct kvp_curve *curve = &snapshot->curve;
 	struct curve_sizes sizes = curve_sizes(snapshot);
-	double now = curve_share(curve, sizes.pool, sizes.spill);
+	double now = curve_share(curve, &sizes, sizes.pool, sizes.spill);
 	char a[QUANTITY_ROOM], b[QUANTITY_ROOM], age[QUANTITY_ROOM];
 	struct curve_plot plot;
 
@@ -159,8 +193,8 @@ void curve_print(const struct snapshot *snapshot, uint64_t more)
 		printf(" %s\n", plot.rows[i]);
 	printf("       # so much DRAM%s\n", sizes.spill ? "  = and the spill store as it is" : "");
 	print_table(curve, &sizes);
-	print_more(curve, "DRAM", now, curve_share(curve, sizes.pool + more, sizes.spill), more);
-	print_more(curve, "spill", now, curve_share(curve, sizes.pool, sizes.spill + more), more);
+	print_more(curve, "DRAM", now, curve_share(curve, &sizes, sizes.pool + more, sizes.spill), more);
+	print_more(curve, "spill", now, curve_share(curve, &sizes, sizes.pool, sizes.spill + more), more);
 }
 
 json_t *curve_json(const struct snapshot *snapshot, uint64_t more)
@@ -178,19 +212,22 @@ json_t *curve_json(const struct snapshot *snapshot, uint64_t more)
 	json_object_set_new(json, "seconds", json_u64(C(curve->seconds)));
 	json_object_set_new(json, "watched_keys", json_u64(C(curve->watched)));
 	json_object_set_new(json, "keys_each", json_real((double)C(curve->one_in) / 1000));
-	json_object_set_new(json, "share", json_real(curve_share(curve, sizes.pool, sizes.spill)));
+	json_object_set_new(json, "share", json_real(curve_share(curve, &sizes, sizes.pool, sizes.spill)));
 	json_object_set_new(json, "more_bytes", json_u64(more));
-	json_object_set_new(json, "share_more_dram", json_real(curve_share(curve, sizes.pool + more, sizes.spill)));
-	json_object_set_new(json, "share_more_spill", json_real(curve_share(curve, sizes.pool, sizes.spill + more)));
+	json_object_set_new(
+		json, "share_more_dram", json_real(curve_share(curve, &sizes, sizes.pool + more, sizes.spill)));
+	json_object_set_new(
+		json, "share_more_spill", json_real(curve_share(curve, &sizes, sizes.pool, sizes.spill + more)));
 	for (unsigned i = 0; i < SIZES; i++)
 		for (unsigned j = 0; j < SIZES; j++) {
 			json_t *cell = json_object();
 
 			json_object_set_new(cell, "pool_bytes", json_u64(size_pool(&sizes, i)));
 			json_object_set_new(cell, "spill_bytes", json_u64(size_spill(&sizes, j)));
-			json_object_set_new(cell, "share_dram", json_real(curve_share(curve, size_pool(&sizes, i), 0)));
+			json_object_set_new(
+				cell, "share_dram", json_real(curve_share(curve, &sizes, size_pool(&sizes, i), 0)));
 			json_object_set_new(cell, "share",
-				json_real(curve_share(curve, size_pool(&sizes, i), size_spill(&sizes, j))));
+				json_real(curve_share(curve, &sizes, size_pool(&sizes, i), size_spill(&sizes, j))));
 			json_array_append_new(list, cell);
 		}
 	json_object_set_new(json, "sizes", list);

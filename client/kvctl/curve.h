@@ -15,11 +15,13 @@
 /* The sizes as they are. */
 struct curve_sizes {
 	uint64_t pool, spill; /* bytes; spill 0: none */
+	double part; /* of memory, in which the curve is told, that a byte of the store stands for */
 };
 struct curve_sizes curve_sizes(const struct snapshot *snapshot);
 
-/** curve_share() - the part of all tokens that @pool bytes of memory, and @spill of disk behind it, would have had */
-double curve_share(const struct kvp_curve *curve, uint64_t pool, uint64_t spill);
+/** curve_share() - the part of all tokens that @pool bytes of memory, and @spill of disk behind it, would have had; the
+ *  blocks being what they are, as @sizes has them */
+double curve_share(const struct kvp_curve *curve, const struct curve_sizes *sizes, uint64_t pool, uint64_t spill);
 /** curve_per_hour() - tokens an hour that are @share of the traffic */
 double curve_per_hour(const struct kvp_curve *curve, double share);
 

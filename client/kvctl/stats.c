@@ -349,7 +349,7 @@ static void print_hits(const struct totals *totals)
 	if (C(c->saved_us))
 		printf("       computing saved: %s, in namespaces that say what it costs\n",
 			quantity_age(a, (double)C(c->saved_us) / 1e6));
-	printf("MISSES never seen %" PRIu64 ", evicted %" PRIu64 ", sibling namespace %" PRIu64 ", damaged %" PRIu64
+	printf("MISSES not remembered %" PRIu64 ", evicted %" PRIu64 ", sibling namespace %" PRIu64 ", damaged %" PRIu64
 	       ",\n",
 		(uint64_t)C(c->miss_never), (uint64_t)C(c->miss_evicted), (uint64_t)C(c->miss_sibling),
 		(uint64_t)C(c->miss_damaged));

@@ -273,7 +273,7 @@ static void draw_misses(struct pen *pen, const struct top_data *data)
 	const struct {
 		const char *why;
 		double n;
-	} reasons[] = {{"never seen", RATE_NS(data, miss_never)}, {"evicted", RATE_NS(data, miss_evicted)},
+	} reasons[] = {{"not remembered", RATE_NS(data, miss_never)}, {"evicted", RATE_NS(data, miss_evicted)},
 		{"slower than computing", RATE_NS(data, miss_cost)}, {"there but unused", RATE_NS(data, miss_unasked)},
 		{"tier down", RATE_NS(data, miss_tier)}, {"sibling", RATE_NS(data, miss_sibling)},
 		{"damaged", RATE_NS(data, miss_damaged)}};
@@ -518,9 +518,9 @@ static void draw_curve(struct pen *pen, const struct top_data *data)
 	}
 	pen_write(pen, TOP_STRONG, "CURVE  ");
 	pen_write(pen, TOP_PLAIN, "%.1f %% of tokens found; with %s of DRAM more %.1f %%, of spill %.1f %%",
-		100 * curve_share(&data->now.curve, sizes.pool, sizes.spill), quantity_bytes(a, sizes.pool),
-		100 * curve_share(&data->now.curve, 2 * sizes.pool, sizes.spill),
-		100 * curve_share(&data->now.curve, sizes.pool, sizes.spill + sizes.pool));
+		100 * curve_share(&data->now.curve, &sizes, sizes.pool, sizes.spill), quantity_bytes(a, sizes.pool),
+		100 * curve_share(&data->now.curve, &sizes, 2 * sizes.pool, sizes.spill),
+		100 * curve_share(&data->now.curve, &sizes, sizes.pool, sizes.spill + sizes.pool));
 	pen_down(pen);
 	curve_plot(&plot, &data->now, pen->frame->columns > 20 ? pen->frame->columns - 8 : 12);
 	for (unsigned i = 0; i < CURVE_PLOT_HIGH + 2; i++) {

@@ -8,7 +8,7 @@ static void a_served_pool_is_a_page_of_80_columns(void **state)
 	assert_int_equal(run_here(f, "stats"), 0);
 	assert_says(f->out, ": serving\n");
 	assert_says(f->out, "model");
-	assert_says(f->out, "never seen 2, evicted 1");
+	assert_says(f->out, "not remembered 2, evicted 1");
 	assert_says(f->out, "of 10 blocks asked");
 	for (char *line = strtok(f->out, "\n"); line; line = strtok(NULL, "\n"))
 		if (strlen(line) > 80)
@@ -86,12 +86,14 @@ static void what_more_memory_would_buy_is_on_the_page(void **state)
 	assert_int_equal(run_here(f, "stats", "--more", "384k"), 0);
 	assert_says(f->out, "CURVE  1,000 tokens in 60 min, found again with (77 keys, each for 1.5)\n");
 	assert_says(f->out, "384 KiB more of DRAM: 30.0 %, now 20.0 %: 100 tokens/h saved\n");
-	assert_says(f->out, "384 KiB more of spill: 30.0 %, now 20.0 %: 100 tokens/h saved\n");
+	assert_says(f->out, "384 KiB more of spill: 20.0 %, now 20.0 %: 0 tokens/h saved\n"); /* half of it headers */
 	assert_says(f->out, "now, 128 KiB     20.0 %");
 	assert_says(f->out, "-^-");
 	for (char *line = strtok(f->out, "\n"); line; line = strtok(NULL, "\n"))
 		if (strlen(line) > 80)
 			fail_msg("%zu columns: %s", strlen(line), line);
+	assert_int_equal(run_here(f, "stats", "--more", "768k"), 0);
+	assert_says(f->out, "768 KiB more of spill: 30.0 %, now 20.0 %: 100 tokens/h saved\n");
 	assert_int_equal(run_here(f, "stats", "--more", "much"), 2);
 	assert_says(f->err, "--more");
 }
@@ -116,6 +118,28 @@ static void what_more_memory_would_buy_is_told_by_a_pool_whose_daemon_is_gone(vo
 	assert_true(json_is_null(json_object_get(json, "curve")));
 	json_decref(json);
 	fake_live(f);
+}
+
+/* Blocks of 4 KiB, compressed to half of that, with a sector of header: 2.5 KiB each. */
+static void of_a_store_the_curve_counts_what_blocks_take_there(void **state)
+{
+	struct fake *f = *state;
+
+	given_curve(f);
+	f->stats->n_stores = 1;
+	f->stats->stores[0].live_records = 10;
+	f->stats->counters.spill_live_bytes = 25 * 1024;
+	f->ns_row->counters.cold = 7;
+	f->ns_row->counters.clean = 3;
+	assert_int_equal(run_here(f, "stats", "--more", "240k"), 0);
+	assert_says(f->out, "240 KiB more of spill: 30.0 %, now 20.0 %: 100 tokens/h saved\n");
+	assert_int_equal(run_here(f, "stats", "--more", "208k"), 0);
+	assert_says(f->out, "208 KiB more of spill: 20.0 %, now 20.0 %: 0 tokens/h saved\n");
+	f->stats->counters.spill_live_bytes = 80 * 1024; /* as it lies in memory, and a page of header */
+	assert_int_equal(run_here(f, "stats", "--more", "768k"), 0);
+	assert_says(f->out, "768 KiB more of spill: 30.0 %, now 20.0 %: 100 tokens/h saved\n");
+	assert_int_equal(run_here(f, "stats", "--more", "640k"), 0);
+	assert_says(f->out, "640 KiB more of spill: 20.0 %, now 20.0 %: 0 tokens/h saved\n");
 }
 
 /* Each part of a curve is rounded to whole tokens. */
@@ -556,6 +580,7 @@ int main(void)
 		test(what_restores_cost_and_what_was_not_written_is_on_the_page),
 		test(what_more_memory_would_buy_is_on_the_page),
 		test(what_more_memory_would_buy_is_told_by_a_pool_whose_daemon_is_gone),
+		test(of_a_store_the_curve_counts_what_blocks_take_there),
 		test(a_curve_never_finds_more_than_all),
 		test(the_balance_of_a_namespace_is_shown_and_judged),
 		test(json_has_every_counter_by_its_name),
