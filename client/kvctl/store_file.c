@@ -55,12 +55,16 @@ static int store_length(struct store_file *store)
 	return 0;
 }
 
-/* What lies on a device behind its capacity is of a store that was there before, or somebody else's. */
+/* What lies on a device behind its capacity is of a store that was there before, or somebody else's.  A file may end within
+   its last segment, where the file system knows no fallocate(). */
 static uint32_t count_segments(const struct store_file *store)
 {
-	uint64_t bytes = store->bytes < store->super.capacity ? store->bytes : store->super.capacity;
+	uint64_t segment = store->super.segment_bytes, bytes = store->super.capacity;
+	uint64_t n = bytes > SPILL_SUPER_AREA ? (bytes - SPILL_SUPER_AREA) / segment : 0;
+	uint64_t there = store->bytes > SPILL_SUPER_AREA ? store->bytes - SPILL_SUPER_AREA : 0;
 
-	return bytes > SPILL_SUPER_AREA ? (uint32_t)((bytes - SPILL_SUPER_AREA) / store->super.segment_bytes) : 0;
+	there = store->device ? there / segment : (there + segment - 1) / segment;
+	return (uint32_t)(there < n ? there : n);
 }
 
 /* What the file has, and what its file system would give it; what is above its capacity is not for it. */
@@ -236,6 +240,19 @@ static struct spill_spot walk_spot(const struct walk *walk, uint64_t at)
 		.unit = walk->store->super.unit};
 }
 
+/* What is behind the end of a file was never written: it is zero. */
+static int store_read(const struct store_file *store, void *to, uint64_t n, uint64_t off)
+{
+	uint64_t there = n;
+	struct stat st;
+
+	if (!store->device && fstat(store->fd, &st) == 0 && off + n > (uint64_t)st.st_size) {
+		there = (uint64_t)st.st_size > off ? (uint64_t)st.st_size - off : 0;
+		memset((char *)to + there, 0, n - there);
+	}
+	return pool_read(store->fd, to, there, off);
+}
+
 /* @bytes of the segment from @at on, in the buffer. Return: where; NULL: the device would not. */
 static uint8_t *walk_read(struct walk *walk, uint64_t at, uint64_t bytes)
 {
@@ -248,7 +265,7 @@ static uint8_t *walk_read(struct walk *walk, uint64_t at, uint64_t bytes)
 	n = n < CHUNK ? n : CHUNK;
 	n = n < bytes ? bytes : n;
 	walk->have = 0;
-	if (!make_room(store, n) || pool_read(store->fd, store->bytes_read, n, walk->base + at) < 0)
+	if (!make_room(store, n) || store_read(store, store->bytes_read, n, walk->base + at) < 0)
 		return NULL;
 	walk->have_at = at;
 	walk->have = n;
