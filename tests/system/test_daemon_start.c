@@ -391,11 +391,8 @@ static void while_a_namespace_is_cleared_a_second_clear_is_told_to_wait(void **s
 	struct host host;
 
 	(void)state;
-	assert_int_equal(host_open(&host, geteuid()), 0);
-	assert_int_equal(host_start(&host, given), 0);
-	assert_int_equal(wire_open(&first, host.socket), 0);
+	trial_namespace(&host, given, &first, &ns, "m", 65536);
 	assert_int_equal(wire_open(&second, host.socket), 0);
-	assert_int_equal(wire_join(&first, &ns, "m", 65536), 0);
 	assert_int_equal(wire_join(&second, &other, "m", 65536), 0);
 	assert_int_equal(wire_put(&ns, &key, NULL, 1, 1000), KVP_PUB_STORED);
 	assert_int_equal(wire_pin(&other, &key, &pinned), 1); /* so that the first one has to wait */

@@ -97,10 +97,13 @@ static unsigned n_descriptors(void)
 	return n;
 }
 
-static void attached_again(struct trial *t, uint64_t epoch)
+static void killed_and_attached_again(struct trial *t)
 {
-	uint64_t now = 0;
+	uint64_t epoch, now = 0;
 
+	kvp_state(t->client, &epoch);
+	host_kill(&t->host);
+	trial_start(t);
 	for (unsigned ms = 0; ms < 60000 && (kvp_state(t->client, &now) != KVP_ATTACHED || now == epoch); ms++)
 		usleep(1000);
 	assert_int_equal(kvp_state(t->client, &now), KVP_ATTACHED);
@@ -126,13 +129,9 @@ static void staging_areas_of_daemons_that_are_gone_are_not_kept_mapped(void **st
 
 	for (uint64_t i = 0; i < 12; i++) {
 		struct kvp_key key = wire_key(i);
-		uint64_t epoch;
 
 		assert_int_equal(trial_put(ns, &key, NULL, i, TRIAL_BLOCK), KVP_PUB_STORED);
-		kvp_state(t->client, &epoch);
-		host_kill(&t->host);
-		trial_start(t);
-		attached_again(t, epoch);
+		killed_and_attached_again(t);
 	}
 	for (unsigned ms = 0; ms < 20000 && wire_n_mapped("stage-") > 1; ms += 10)
 		usleep(10000);
@@ -157,12 +156,7 @@ static void its_lock_is_held_without_a_gap_over_any_number_of_restarts(void **st
 	assert_int_equal(trial_put(t->ns, &key, NULL, 1, TRIAL_BLOCK), KVP_PUB_STORED);
 	assert_int_equal(kvp_acquire(t->ns, &key, 1, 0, kvp_deadline_ms(10000), &view), 1);
 	for (unsigned i = 0; i < RESTARTS; i++) {
-		uint64_t epoch;
-
-		kvp_state(t->client, &epoch);
-		host_kill(&t->host);
-		trial_start(t);
-		attached_again(t, epoch);
+		killed_and_attached_again(t);
 		n = i ? n : n_descriptors();
 		assert_int_equal(atomic_load(&watch->free), 0);
 	}
@@ -184,10 +178,7 @@ static void a_namespace_of_held_blocks_is_not_unused_before_its_clients_are_back
 	struct host host;
 
 	(void)state;
-	assert_int_equal(host_open(&host, geteuid()), 0);
-	assert_int_equal(host_start(&host, two), 0);
-	assert_int_equal(wire_open(&w, host.socket), 0);
-	assert_int_equal(wire_join(&w, &held, "held", 4096), 0);
+	trial_namespace(&host, two, &w, &held, "held", 4096);
 	assert_int_equal(wire_put(&held, &key, NULL, 1, 5000), KVP_PUB_STORED);
 	assert_int_equal(wire_pin(&held, &key, &pinned), 1);
 	host_kill(&host);
@@ -222,10 +213,7 @@ static void pages_for_pins_of_others_let_nobody_in_after_a_start(void **state)
 	char *pins;
 
 	(void)state;
-	assert_int_equal(host_open(&host, geteuid()), 0);
-	assert_int_equal(host_start(&host, small), 0);
-	assert_int_equal(wire_open(&owner, host.socket), 0);
-	assert_int_equal(wire_join(&owner, &theirs, "theirs", 4096), 0);
+	trial_namespace(&host, small, &owner, &theirs, "theirs", 4096);
 	assert_int_equal(wire_put(&theirs, &key, NULL, 1, 5000), KVP_PUB_STORED);
 	assert_int_equal(wire_open(&thief, host.socket), 0);
 	id = thief.welcome.session_id;

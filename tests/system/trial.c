@@ -45,6 +45,15 @@ void trial_option(struct trial *t, const char *name, const char *value)
 	t->host.argv[n] = NULL;
 }
 
+void trial_namespace(struct host *host, const char *const *options, struct wire *w, struct wire_ns *ns,
+	const char *name, uint64_t bytes)
+{
+	assert_int_equal(host_open(host, geteuid()), 0);
+	assert_int_equal(host_start(host, options), 0);
+	assert_int_equal(wire_open(w, host->socket), 0);
+	assert_int_equal(wire_join(w, ns, name, bytes), 0);
+}
+
 void trial_start(struct trial *t)
 {
 	assert_int_equal(host_start(&t->host, NULL), 0);

@@ -51,6 +51,9 @@ int trial_kvctl(const struct trial *t, char *out, size_t room, const char *const
 /* These do not assert. */
 int trial_client(const struct trial *t, struct kvp_client **client);
 int trial_ns(struct kvp_client *client, const char *name, const struct kvp_desc *desc, struct kvp_ns **ns);
+/** trial_namespace() - a daemon of its own with @options, a client by hand that is in a namespace of it, blocks of @bytes */
+void trial_namespace(struct host *host, const char *const *options, struct wire *w, struct wire_ns *ns,
+	const char *name, uint64_t bytes);
 void trial_desc(struct kvp_desc *desc); /* opaque blocks of TRIAL_BLOCK bytes */
 /** trial_put() - publish @bytes of the pattern of @k under @key. Return: enum kvp_publish_result; -1: no block. */
 int trial_put(struct kvp_ns *ns, const struct kvp_key *key, const struct kvp_key *parent, uint64_t k, uint64_t bytes);
