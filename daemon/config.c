@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "kvpool_shm.h"
-#include "spill.h"
+#include "kvpool_spill.h"
 
 #define MIB (1024u * 1024u)
 

@@ -2,6 +2,7 @@
 #include "listener.h"
 
 #include <errno.h>
+#include <libgen.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <stdarg.h>
@@ -160,19 +161,41 @@ static int listener_probe(const char *path, pid_t *pid)
 	return r;
 }
 
-/* Is the path a socket that nobody serves any more? Then it may go. */
-static int listener_clear_path(const char *path, char message[256])
+static int listener_cannot(const char *path, int r, char message[256])
 {
-	struct stat st;
-	pid_t pid = 0;
-	int r;
+	snprintf(message, 256, "cannot listen on %s: %s%s", path, strerror(-r),
+		r == -ENOENT ? "; make its directory first"
+		: r == -EACCES || r == -EPERM
+			? "; give the daemon's user its directory (in a unit, RuntimeDirectory=), or choose another --socket"
+		: r == -EROFS ? "; choose another --socket, in a unit RuntimeDirectory= or ReadWritePaths="
+			      : "; choose another --socket");
+	return r;
+}
 
-	if (lstat(path, &st) < 0)
-		return 0;
-	if (!S_ISSOCK(st.st_mode)) {
+/* Could a socket be made there? *@there: something is, and it is a socket. */
+static int path_look(const char *path, bool *there, char message[256])
+{
+	char dir[KVP_SOCKET_MAX];
+	struct stat st;
+
+	*there = lstat(path, &st) == 0;
+	if (*there && !S_ISSOCK(st.st_mode)) {
 		snprintf(message, 256, "%s exists and is not a socket: remove it, or choose another --socket", path);
 		return -EEXIST;
 	}
+	snprintf(dir, sizeof(dir), "%s", path);
+	return access(dirname(dir), W_OK | X_OK) < 0 ? listener_cannot(path, -errno, message) : 0;
+}
+
+/* Is the path a socket that nobody serves any more? Then it may go. */
+static int listener_clear_path(const char *path, char message[256])
+{
+	pid_t pid = 0;
+	bool there;
+	int r = path_look(path, &there, message);
+
+	if (r < 0 || !there)
+		return r;
 	for (unsigned tries = 0; (r = listener_probe(path, &pid)) == -EAGAIN && tries < PROBES; tries++)
 		nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
 	if (r == 1 || (r < 0 && !pool_process_is_gone(pid))) {
@@ -205,14 +228,8 @@ static int listener_bind(struct listener *listener, uint32_t mode, char message[
 	if (r == 0 && listen(fd, 512) < 0)
 		r = -errno;
 	if (r < 0) {
-		snprintf(message, 256, "cannot listen on %s: %s%s", listener->path, strerror(-r),
-			r == -ENOENT ? "; make its directory first"
-			: r == -EACCES || r == -EPERM
-				? "; give the daemon's user its directory (in a unit, RuntimeDirectory=), or choose another --socket"
-			: r == -EROFS ? "; choose another --socket, in a unit RuntimeDirectory= or ReadWritePaths="
-				      : "; choose another --socket");
 		close(fd);
-		return r;
+		return listener_cannot(listener->path, r, message);
 	}
 	listener->source.fd = fd;
 	return 0;
@@ -278,6 +295,18 @@ static int listener_open(struct daemon *d, const char *path, uint32_t mode, bool
 		return r;
 	d->n_listeners++;
 	return listener_watch(d, listener, message);
+}
+
+int listener_check(const struct config *config, char message[256])
+{
+	bool passed = getenv("LISTEN_FDS"), there; /* which ones, listener_start() looks */
+	int r = passed ? 0 : path_look(config->socket, &there, message);
+
+	if (r == 0 && !passed)
+		r = path_look(config->admin_socket, &there, message);
+	for (unsigned i = 0; i < config->n_listen && r == 0; i++)
+		r = path_look(config->listen[i].path, &there, message);
+	return r;
 }
 
 int listener_start(struct daemon *d, char message[256])

@@ -9,6 +9,8 @@
 
 #include "daemon.h"
 
+/** listener_check() - could the configured paths be listened on, as far as can be seen at once? Return: 0; -errno, @message */
+int listener_check(const struct config *config, char message[256]);
 /** listener_start() - listen. Return: 0, or -errno with @message saying which socket and what to do */
 int listener_start(struct daemon *d, char message[256]);
 void listener_stop(struct daemon *d);

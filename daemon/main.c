@@ -217,6 +217,8 @@ static int daemon_start(struct daemon *d, char message[256])
 	int r;
 
 	r = ns_file_check(&d->config, message); /* at once: making a large pool takes its time */
+	if (r == 0)
+		r = listener_check(&d->config, message);
 	if (r < 0)
 		return r;
 	r = topology_open(&d->topology);

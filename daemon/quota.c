@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "log.h"
 #include "tier.h"
 
 /* Slabs on their way to it count as its own. */
@@ -90,8 +91,21 @@ void quota_look(struct daemon *d)
 		tier_shrink_ns(most);
 }
 
+/* Memory comes in slabs: who may have less than one gets none. */
+static void quota_say_least(const struct daemon *d, const char *name, uint64_t bytes)
+{
+	uint64_t slab = d->pool.header->slab_bytes;
+
+	if (bytes && bytes < slab)
+		log_warn("%s = %" PRIu64 " is less than a slab: a namespace of slabs of %" PRIu64
+			 " bytes gets no memory; give that at least, or a smaller --slab",
+			name, bytes, slab);
+}
+
 void quota_stats(struct daemon *d)
 {
+	quota_say_least(d, "namespace-max", d->config.namespace_max);
+	quota_say_least(d, "uid-max-memory", d->config.uid_max_memory);
 	gauge_set(&d->pool.stats->counters.namespace_max_bytes, d->config.namespace_max);
 	gauge_set(&d->pool.stats->counters.uid_max_bytes, d->config.uid_max_memory);
 	gauge_set(&d->pool.stats->counters.namespace_max_spill_bytes, d->config.namespace_max_spill);

@@ -913,7 +913,8 @@ static void tell_end(struct spill *spill, char message[256])
 	text_append(message, "; %" PRIu64 " records in %u segments", spill->stats.live_records,
 		spill->n_present + spill->allocating);
 	if (n_unsealed)
-		text_append(message, ", %u of them without a seal (a kill, or damage): what it had is not known",
+		text_append(message,
+			", %u of them not sealed, as a kill leaves them: read record by record, what is whole in them counts",
 			n_unsealed);
 }
 

@@ -33,7 +33,6 @@ enum spill_state { /* as counter spill_state */
 };
 
 typedef uint64_t spill_place; /* 0: none */
-#define SPILL_CAPACITY_MIN (16ull << 20) /* that somebody may ask for, or a device may have */
 #define SPILL_STORES_MAX 16 /* whose places can be told apart */
 #define SPILL_PLACE_STORE_SHIFT 60
 

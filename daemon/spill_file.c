@@ -192,7 +192,8 @@ static uint64_t count_segments(uint64_t capacity, uint64_t segment_bytes)
 static uint64_t choose_segment_bytes(const struct spill_opts *opts)
 {
 	uint64_t most = count_segments(opts->capacity, 1) / 3 / SPILL_PAGE * SPILL_PAGE;
-	uint64_t record = SPILL_PAGE + spill_pages(opts->largest_block), bytes = opts->capacity / 8;
+	uint64_t record = SPILL_PAGE + spill_pages(opts->largest_block);
+	uint64_t bytes = count_segments(opts->capacity, 1) / 8 / SPILL_PAGE * SPILL_PAGE; /* of what is left for them */
 
 	if (opts->segment_bytes)
 		return spill_pages(opts->segment_bytes);

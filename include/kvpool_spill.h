@@ -51,6 +51,7 @@
 #define SPILL_PAGE 4096u
 #define SPILL_UNIT_MIN 512u
 #define SPILL_SUPER_AREA 65536u
+#define SPILL_CAPACITY_MIN (16ull << 20) /* that somebody may ask for, or a device may have */
 #define SPILL_PROBE_OFF 12288u /* in the superblock area, a multiple of 4096 and of nothing larger */
 #define SPILL_SEGMENT_MIN 65536u
 #define SPILL_SEGMENT_MAX (4ull << 30)

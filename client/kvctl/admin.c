@@ -6,6 +6,7 @@
 #define _GNU_SOURCE 1
 #include "admin.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -367,6 +368,15 @@ static bool resize_size_ok(const char *text)
 	return true;
 }
 
+/* What looks like an option is a size of less than nothing. NULL: there is none. */
+static const char *resize_negative(int argc, char **argv)
+{
+	for (int i = 1; i < argc; i++)
+		if (argv[i][0] == '-' && isdigit((unsigned char)argv[i][1]) && strncmp(argv[i - 1], "--", 2))
+			return argv[i];
+	return NULL;
+}
+
 int resize_command(int argc, char **argv)
 {
 	static const struct option longs[] = {OPTION_POOL, {"deadline", required_argument, NULL, 'd'},
@@ -378,6 +388,12 @@ int resize_command(int argc, char **argv)
 	const char *admin = NULL;
 	int c, r;
 
+	if (resize_negative(argc, argv)) {
+		complain("resize: \"%s\": give the size the pool is to have, not what it is to lose: 64G, or "
+			 "node0=64G,node2=128G",
+			resize_negative(argc, argv));
+		return KVCTL_USAGE;
+	}
 	c = admin_option_next(&options, &admin, &limit_ns);
 	if (c != OPTION_END)
 		return option_exit(c);

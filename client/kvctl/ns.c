@@ -89,6 +89,22 @@ json_t *ns_json(const struct kvp_ns_row *row)
 	return json;
 }
 
+/* With its id where another one is shown by the same name. */
+static const char *ns_title(const struct snapshot *snapshot, const struct kvp_ns_row *row, char title[40])
+{
+	char name[KVP_NAME_MAX], other[KVP_NAME_MAX];
+	bool same = false;
+
+	ns_name(row, name);
+	for (unsigned i = 0; i < snapshot->n_ns && !same; i++)
+		same = &snapshot->ns[i] != row && !strncmp(ns_name(&snapshot->ns[i], other), name, 14);
+	if (same)
+		snprintf(title, 40, "%.14s %016" PRIx64, name, C(row->ns_id));
+	else
+		snprintf(title, 40, "%.14s", name);
+	return title;
+}
+
 void ns_print(const struct snapshot *snapshot, unsigned indent)
 {
 	static const char *const heads[] = {
@@ -99,9 +115,9 @@ void ns_print(const struct snapshot *snapshot, unsigned indent)
 	for (unsigned i = 0; i < snapshot->n_ns; i++) {
 		const struct kvp_ns_row *row = &snapshot->ns[i];
 		const struct kvp_ns_counters *c = &row->counters;
-		char name[KVP_NAME_MAX], user[32], text[QUANTITY_ROOM];
+		char title[40], user[32], text[QUANTITY_ROOM];
 
-		table_cell(&table, "%.14s", ns_name(row, name));
+		table_cell(&table, "%s", ns_title(snapshot, row, title));
 		table_cell(&table, "%.8s", report_user(row->owner_uid, user));
 		table_cell(&table, "%s", quantity_bytes(text, row->block_bytes));
 		table_cell(&table, "%s", quantity_short(text, C(c->published)));

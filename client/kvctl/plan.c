@@ -93,10 +93,13 @@ static uint64_t spill_blocks(const struct plan_input *in, const struct plan *pla
 	uint32_t layers = in->layers < SPILL_LAYERS_MAX ? (uint32_t)in->layers : SPILL_LAYERS_MAX;
 	uint64_t record = spill_header_bytes(layers, false, (uint32_t)in->spill_sector) + plan->block_stride;
 
-	uint64_t segment = in->spill_bytes / 8 < SPILL_SEGMENT ? in->spill_bytes / 8 : SPILL_SEGMENT;
+	uint64_t segment;
 
 	if (in->spill_bytes < SPILL_SUPER_AREA)
 		return 0;
+	segment = (in->spill_bytes - SPILL_SUPER_AREA) / 8 / SPILL_PAGE * SPILL_PAGE;
+	if (segment > SPILL_SEGMENT)
+		segment = SPILL_SEGMENT;
 	if (segment < SPILL_PAGE + record)
 		return (in->spill_bytes - SPILL_SUPER_AREA) / record;
 	return (in->spill_bytes - SPILL_SUPER_AREA) / segment * ((segment - SPILL_PAGE) / record);

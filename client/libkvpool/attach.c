@@ -518,7 +518,7 @@ int attach_try(struct kvp_client *client)
 	}
 	if (r == -KVP_EVERSION)
 		atomic_store(&client->state, KVP_INCOMPATIBLE);
-	else if (r == -KVP_EACCES || (r == -KVP_EQUOTA && client->refusal == r))
+	else if (r == -KVP_EACCES || ((r == -KVP_EQUOTA || r == -KVP_ENOSPC) && client->refusal == r))
 		atomic_store(&client->state, KVP_REFUSED);
 	else if (r < 0)
 		atomic_store(&client->state, KVP_DETACHED);

@@ -161,6 +161,7 @@ static void a_file_where_the_socket_should_be_is_left_alone_and_named(void **sta
 	close(fd);
 	assert_true(host_start(&host, given) < -1000);
 	assert_true(host_logged(&host, "exists and is not a socket: remove it, or choose another --socket", 1000));
+	assert_false(host_logged(&host, "objects removed", 0));
 	assert_int_equal(stat(host.socket, &st), 0);
 	assert_int_equal(st.st_size, 4);
 	assert_int_equal(host_objects(&host, NULL), 0); /* a pool nobody has used is not left behind */
@@ -178,6 +179,7 @@ static void a_socket_whose_directory_is_missing_is_refused_with_the_way_out(void
 	snprintf(host.socket, sizeof(host.socket), "%.60s/none/sock", host.dir);
 	assert_true(host_start(&host, given) < -1000);
 	assert_true(host_logged(&host, "none/sock: No such file or directory; make its directory first", 1000));
+	assert_false(host_logged(&host, "objects removed", 0)); /* before any memory was made */
 	host_close(&host);
 }
 

@@ -246,6 +246,15 @@ static void who_is_at_its_quota_costs_no_silent_session_of_others_its_holds(void
 	over(f);
 }
 
+static void a_limit_of_less_than_a_slab_is_said(void **state)
+{
+	struct fixture *f = given("namespace-max = 900k\n");
+
+	(void)state;
+	assert_true(host_logged(&f->host, "namespace-max = 921600 is less than a slab", 1000));
+	over(f);
+}
+
 static void a_namespace_has_its_own_limit(void **state)
 {
 	struct fixture *f = given("namespace-max = 2M\n");
@@ -384,6 +393,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(at_its_quota_a_uid_makes_room_among_its_own_blocks),
 		cmocka_unit_test(a_uid_that_holds_its_whole_quota_is_refused_by_name_and_others_are_served),
 		cmocka_unit_test(who_is_at_its_quota_costs_no_silent_session_of_others_its_holds),
+		cmocka_unit_test(a_limit_of_less_than_a_slab_is_said),
 		cmocka_unit_test(a_namespace_has_its_own_limit),
 		cmocka_unit_test(a_quota_changes_while_it_serves),
 		cmocka_unit_test(more_requests_than_a_uid_may_have_waiting_are_refused_at_once),

@@ -311,6 +311,8 @@ static void a_size_that_is_none_is_refused_before_anybody_is_asked(void **state)
 
 	for (unsigned i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
 		assert_int_equal(run(f, "resize", "--socket", "/nowhere/at/all", wrong[i]), 2);
+	assert_int_equal(run(f, "resize", "--socket", "/nowhere/at/all", "-5M"), 2);
+	assert_says(f->err, "\"-5M\": give the size");
 	assert_int_equal(run(f, "resize", "--socket", "/nowhere/at/all", "64G"), 3);
 	assert_int_equal(run(f, "resize", "--socket", "/nowhere/at/all", "node0=64G,node2=1M"), 3);
 }

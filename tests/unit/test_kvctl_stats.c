@@ -531,6 +531,20 @@ static void what_clients_say_of_themselves_cannot_steer_a_terminal(void **state)
 	json_decref(json);
 }
 
+static void namespaces_of_one_name_are_told_apart(void **state)
+{
+	struct fake *f = *state;
+
+	assert_int_equal(run_here(f, "stats"), 0);
+	assert_null(strstr(f->out, "0000000000000011"));
+	memcpy(&f->ns_row[1], f->ns_row, sizeof(*f->ns_row));
+	f->ns_row[1].ns_id = 0x12;
+	assert_int_equal(run_here(f, "stats"), 0);
+	assert_says(f->out, "model 0000000000000011");
+	assert_says(f->out, "model 0000000000000012");
+	f->ns_row[1].ns_id = 0;
+}
+
 static void namespaces_are_listed_with_what_they_are(void **state)
 {
 	struct fake *f = *state;
@@ -604,6 +618,7 @@ int main(void)
 		test(a_closed_pipe_and_a_full_disk_end_it_without_a_crash),
 		test(watch_comes_again_and_ends_with_the_pool),
 		test(what_clients_say_of_themselves_cannot_steer_a_terminal),
+		test(namespaces_of_one_name_are_told_apart),
 		test(namespaces_are_listed_with_what_they_are),
 		test(wrong_words_are_refused_with_a_hint),
 	};
