@@ -181,7 +181,7 @@ void curve_print(const struct snapshot *snapshot, uint64_t more)
 	if (!snapshot->has_curve)
 		return;
 	if (!C(curve->tokens)) {
-		printf("CURVE  what other sizes would give is not known yet: no block was used\n");
+		printf("CURVE  what other sizes would give is not known yet: no use was counted\n");
 		return;
 	}
 	more = more ? more : sizes.pool;

@@ -512,7 +512,7 @@ static void draw_curve(struct pen *pen, const struct top_data *data)
 	char a[QUANTITY_ROOM];
 
 	if (!data->now.has_curve || !C(data->now.curve.tokens)) {
-		pen_write(pen, TOP_PLAIN, "the curve of other sizes is not known yet: no block was used");
+		pen_write(pen, TOP_PLAIN, "the curve of other sizes is not known yet: no use was counted");
 		pen_down(pen);
 		return;
 	}

@@ -81,7 +81,7 @@ static void what_more_memory_would_buy_is_on_the_page(void **state)
 	struct fake *f = *state;
 
 	assert_int_equal(run_here(f, "stats"), 0);
-	assert_says(f->out, "is not known yet: no block was used\n");
+	assert_says(f->out, "is not known yet: no use was counted\n");
 	given_curve(f);
 	assert_int_equal(run_here(f, "stats", "--more", "384k"), 0);
 	assert_says(f->out, "CURVE  1,000 tokens in 60 min, found again with (77 keys, each for 1.5)\n");
