@@ -313,8 +313,10 @@ INLINE void scores_dims(const int type, const int n_rows, const uint32_t n_strea
 	{
 		vec key[KEY_VECS];
 
-		if (soon && i % line_dims == 0)
+		if (soon && i % line_dims == 0) {
 			ask(far, soon, n_streams, soon_at + i * dim_bytes);
+			ask_first(far, k, n_streams, at + i * step + TUNE_FIRST);
+		}
 		UNROLL for (uint32_t j = 0; j < n_streams * SUB_VECS; j++) key[j] = key_vec(type,
 			k[j / SUB_VECS] + at + i * step - pair_less(type, d0 + i) * step, d0 + i, j % SUB_VECS * LANES);
 		if (keep)
@@ -458,7 +460,11 @@ INLINE void turns_take(const int type, const int n_rows, const int n_vecs, const
 				{
 					if (own)
 						UNROLL for (uint32_t o = 0; o < n_vecs * LANES * elem_bytes(type);
-							    o += 64) ask(far, soon + s, 1, at + o);
+							    o += 64)
+						{
+							ask(far, soon + s, 1, at + o);
+							ask_first(far, v + s, 1, at + o + TUNE_FIRST);
+						}
 					TURN(t, s);
 				}
 			}

@@ -75,6 +75,7 @@ struct ahead {
 	const struct stream *next;
 	uint32_t next_tokens;
 	uint32_t next_bytes;
+	uint32_t apart; /* tokens from what is asked for of one stream to that of the next; 0: the same of all */
 	bool far; /* see ask() */
 };
 
@@ -439,12 +440,22 @@ INLINE void ask(const bool far, const char *const *from, const uint32_t n, size_
 		UNROLL for (uint32_t s = 0; s < n; s++) __builtin_prefetch(from[s] + at);
 }
 
-/* @bytes of each stream from token @t on. */
-INLINE void ask_rows(const bool far, const struct stream *from, uint32_t t, uint32_t bytes)
+/* What was asked for @far ahead is there by now and wanted soon. */
+INLINE void ask_first(const bool far, const char *const *from, const uint32_t n, size_t at)
 {
-	const char *row[STREAMS];
+	if (far)
+		ask(false, from, n, at);
+}
 
-	UNROLL for (uint32_t s = 0; s < STREAMS; s++) row[s] = from->base[s] + t * from->stride[s];
+/* What is asked for of stream @s of the next pass where token @t's turn is. */
+INLINE const char *next_row(const struct ahead *ahead, uint32_t s, uint32_t t)
+{
+	return ahead->next->base[s] + (t + s * ahead->apart) % SUB_TOKENS * ahead->next->stride[s];
+}
+
+/* @bytes of a row of each stream. */
+INLINE void ask_rows(const bool far, const char *const row[STREAMS], uint32_t bytes)
+{
 	for (uint32_t at = 0; at < bytes; at += 64)
 		ask(far, row, STREAMS, at);
 }
@@ -462,10 +473,8 @@ INLINE void keys_take(const int type, const int n_rows, const float *q, const ui
 		UNROLL for (uint32_t s = 0; s < STREAMS; s++)
 		{
 			row[s] = k->base[s] + t * k->stride[s];
-			soon[s] = t + ahead->tokens < SUB_TOKENS
-					  ? row[s] + ahead->tokens * k->stride[s]
-					  : ahead->next->base[s] +
-						    (t + ahead->tokens - SUB_TOKENS) * ahead->next->stride[s];
+			soon[s] = t + ahead->tokens < SUB_TOKENS ? row[s] + ahead->tokens * k->stride[s]
+								 : next_row(ahead, s, t + ahead->tokens - SUB_TOKENS);
 		}
 		UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t s = 0; s < STREAMS; s++) sum[r][s] =
 			vec_zero();
@@ -883,11 +892,16 @@ TARGET static void rows_mass(
 INLINE void values_prefetch(const struct stream *v, const struct ahead *ahead, uint32_t t, bool first, bool last)
 {
 	const uint32_t own = t + ahead->tokens, next = t + ahead->next_tokens - SUB_TOKENS;
+	const char *row[STREAMS];
 
-	if (first && own < SUB_TOKENS)
-		ask_rows(ahead->far, v, own, ahead->row_bytes);
-	if (last && next < SUB_TOKENS)
-		ask_rows(ahead->far, ahead->next, next, ahead->next_bytes);
+	if (first && own < SUB_TOKENS) {
+		UNROLL for (uint32_t s = 0; s < STREAMS; s++) row[s] = v->base[s] + own * v->stride[s];
+		ask_rows(ahead->far, row, ahead->row_bytes);
+	}
+	if (last && next < SUB_TOKENS) {
+		UNROLL for (uint32_t s = 0; s < STREAMS; s++) row[s] = next_row(ahead, s, next);
+		ask_rows(ahead->far, row, ahead->next_bytes);
+	}
 }
 
 /* @n_rows rows take in LANES * @n_vecs dims (both constants) of all values, or of those in @mask. */
@@ -1049,6 +1063,15 @@ static uint32_t ahead_tokens(const struct work *w, uint32_t row_bytes)
 	return n < 1 ? 1 : n < SUB_TOKENS ? n : SUB_TOKENS;
 }
 
+/* Where a whole pass is asked for ahead, and a head's rows lie one behind the other, so that four streams are at the same
+ * place of four pages: each asks for another quarter. */
+static uint32_t rows_apart(const struct work *w, const struct tensor *x, uint32_t tokens)
+{
+	const bool whole = w->part->call->ahead_bytes > TUNE_NEAR && tokens == SUB_TOKENS;
+
+	return whole && x->token_stride == (size_t)x->dim * x->elem ? SUB_TOKENS / STREAMS : 0;
+}
+
 static void tile_take(const struct work *w, const struct tile *tile, const struct tile *next)
 {
 	const struct tensor tk = tensor_k(w), tv = tensor_v(w);
@@ -1060,8 +1083,10 @@ static void tile_take(const struct work *w, const struct tile *tile, const struc
 	for (uint32_t h = 0; h < n_heads; h++) {
 		const bool last = h + 1 == n_heads;
 		struct stream k, v, soon;
-		const struct ahead ahead_k = {k_tokens, k_bytes, &v, v_tokens, v_bytes, far};
-		const struct ahead ahead_v = {v_tokens, v_bytes, &soon, k_tokens, k_bytes, far};
+		const struct ahead ahead_k = {
+			k_tokens, k_bytes, &v, v_tokens, v_bytes, rows_apart(w, &tv, v_tokens), far};
+		const struct ahead ahead_v = {
+			v_tokens, v_bytes, &soon, k_tokens, k_bytes, rows_apart(w, &tk, k_tokens), far};
 		const struct rows_soon rows_soon = {last ? next : tile, &tk, &tv, last ? head0 : head0 + h + 1};
 		const float *q = w->q + (size_t)h * w->rows * w->k_pad;
 
