@@ -8,8 +8,7 @@
 #define TUNE_AHEAD_MAX 65536u
 #define TUNE_NEAR \
 	4096u /* what is asked for farther ahead goes into the second-level cache: four streams would fill the first */
-#define TUNE_FIRST \
-	512u /* and this far ahead it is asked for once more, into the first */
+#define TUNE_FIRST 512u /* and this far ahead it is asked for once more, into the first */
 
 /** tune_ahead() - bytes of a stream that are prefetched before they are used: KVATTN_AHEAD, what kvattn_calibrate() found,
  *  else the usual; any thread */
