@@ -652,8 +652,14 @@ INLINE vec i4_vec(const uint8_t *words, uint32_t i, float step, float least)
 /* What the next pass reads of stream @s, in as many parts as this one has sixteens of dims. */
 INLINE void part_fetch(const struct fetch *fetch, uint32_t s, uint32_t part, size_t lines)
 {
-	for (size_t o = part * lines; o < (part + 1) * lines; o++)
-		ask(fetch->far, fetch->next + s, 1, o * 64);
+	const char *at = fetch->next[s] + part * lines * 64, *const end = at + lines * 64;
+
+	if (fetch->far)
+		for (; at < end; at += 64)
+			__builtin_prefetch(at, 0, 2);
+	else
+		for (; at < end; at += 64)
+			__builtin_prefetch(at);
 }
 
 INLINE const uint16_t *i4_steps_of(const struct geom_tensor *t, const char *tile)

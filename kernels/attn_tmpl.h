@@ -156,7 +156,7 @@ static size_t scratch_layout(const struct attn_call *call, uint32_t rows_all, ui
 		TAKE(q_less, int32_t, (size_t)rows_all * 2);
 	}
 	if (tiled && call->geom.type_k == KVATTN_I4) {
-		TAKE(q_digits, int8_t, rows_all * attn_round_up(k_pad, 32) * 2);
+		TAKE(q_digits, int8_t, rows_all * attn_round_up(k_pad, 64) * 2);
 		TAKE(q_step, float, rows_all);
 	}
 	if (tiled && tiled_way(call->geom.type_k, best) == TILED_PAIRS) {

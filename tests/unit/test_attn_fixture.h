@@ -196,7 +196,7 @@ static inline bool rows_rounded(uint32_t type_k, uint32_t type_v, bool tiled)
 	return tiled && (type_k == KVATTN_BF16 || type_v == KVATTN_BF16) && strcmp(kvattn_isa_name(), "avx512amx") == 0;
 }
 
-/* Whether queries or weights are whole numbers of sixteen bits: of I8 and I4, where there are products of bytes. */
+/* Whether queries or weights are whole numbers of eight or sixteen bits: of I8 and I4, where there are products of bytes. */
 static inline bool rows_in_digits(uint32_t type_k, uint32_t type_v)
 {
 	return (type_k == KVATTN_I4 || type_v == KVATTN_I4 || type_k == KVATTN_I8 || type_v == KVATTN_I8) &&

@@ -10,7 +10,7 @@
 
 #define TOLERANCE 2e-6
 #define TOLERANCE_SHORT 2e-5 /* two roundings to sixteen bits, see rows_rounded() */
-#define TOLERANCE_DIGITS 1e-4 /* two digits of eight bits, see rows_in_digits() */
+#define TOLERANCE_DIGITS 1e-4 /* digits of eight bits, see rows_in_digits() */
 #define TOLERANCE_ROUNDED 1e-3 /* where the type does not hold a whole V_j: bf16 from 256 on */
 
 /* A sequence of one KV head and one query head, the same row asked n_q times. */
