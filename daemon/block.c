@@ -316,7 +316,8 @@ static uint32_t hold_since(const struct entry *e)
 	return e->hold_until - TICKS_PER_SECOND - 1;
 }
 
-/* A use of this very tick is its own, unless the slot has one already: then that is of the block that was there before. */
+/* A use of this very tick is its own, unless the slot has one already: then that is of the block that was there
+   before. */
 static void block_hold_anew(struct entry *e)
 {
 	struct ns *ns = e->ns;
@@ -446,8 +447,8 @@ void block_publish_grant(struct member *member, const struct kvp_wire_item *item
 
 /* ---- fills: restores and copies ---- */
 
-/* Nothing is there yet, whatever an earlier block of the slot left in its fields: so a reader who was told the slot long
-   ago sees. */
+/* Nothing is there yet, whatever an earlier block of the slot left in its fields: so a reader who was told the slot
+   long ago sees. */
 static void block_set_restoring(struct ns *ns, uint64_t slot)
 {
 	ns->blocks[slot].key = (struct kvp_key){{0, 0}};
@@ -496,7 +497,8 @@ void block_drop_fill(struct ns *ns, uint64_t slot)
 		block_free(ns, slot);
 		return;
 	}
-	/* it was arriving, and somebody may hold it: whoever does learns that it never will, and the slot waits for them */
+	/* it was arriving, and somebody may hold it: whoever does learns that it never will, and the slot waits for
+	   them */
 	block_set_word(ns, slot, generation, KVP_BLOCK_TAKEN);
 	ns_slot(ns, slot)->who = NULL;
 	ns->d->set_aside = true;
@@ -669,16 +671,16 @@ static bool block_move_to(struct entry *e, const struct slab *away_from, unsigne
 	if (to == NO_SLOT)
 		return false;
 	block_set_restoring(ns, to);
-	/* The old place drains before the copy, so nobody reads it meanwhile: one memcpy between populated pages, no wait.
-	   Killed here, the next daemon puts the old place back and frees the new one. */
+	/* The old place drains before the copy, so nobody reads it meanwhile: one memcpy between populated pages, no
+	   wait. Killed here, the next daemon puts the old place back and frees the new one. */
 	if (!block_drain(e)) {
 		block_free(ns, to);
 		return false;
 	}
 	memcpy(ns_slot_data(ns, to), ns_slot_data(ns, from), e->bytes);
 	if (guard_condemned(away_from->guard)) {
-		/* a writer cut it: what was copied is not what was published.  Put back: it goes with its slab, and is not gone under
-		   the hands of who wanted it moved */
+		/* a writer cut it: what was copied is not what was published.  Put back: it goes with its slab, and is
+		   not gone under the hands of who wanted it moved */
 		block_set_word(ns, from, kvp_word_generation(block_word(ns, from)), KVP_BLOCK_PUBLISHED);
 		block_free(ns, to);
 		return false;
@@ -718,7 +720,8 @@ static bool slot_bit(const struct ns *ns, uint64_t slot)
 	return ns->indexed[slot / 8] & 1u << slot % 8;
 }
 
-/* Is this hint, of bucket @b behind @n_full full ones, right, found by a reader's probes, and the only one of its slot? */
+/* Is this hint, of bucket @b behind @n_full full ones, right, found by a reader's probes, and the only one of its
+   slot? */
 static bool hint_is_good(struct ns *ns, uint64_t hint, uint64_t b, uint64_t n_full)
 {
 	uint64_t slot = kvp_hint_slot(hint), mask = ns->head->n_buckets - 1, far;

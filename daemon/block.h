@@ -27,7 +27,8 @@
 /** block_grant() - Return: a slot, or NO_SLOT: none free in this namespace now. */
 uint64_t block_grant(
 	struct ns *ns, struct member *member, uint32_t node, uint64_t *generation); /* far ones as ns_room() has it */
-/** block_release_grant() - a GRANTED or TAKEN slot of @member becomes free. Return: false: that grant does not stand. */
+/** block_release_grant() - a GRANTED or TAKEN slot of @member becomes free. Return: false: that grant does not
+ *  stand. */
 bool block_release_grant(struct member *member, uint64_t slot, uint64_t generation);
 /** block_release_all_grants() - its session is gone. */
 void block_release_all_grants(struct member *member);
@@ -48,16 +49,19 @@ bool block_arrives(const struct entry *e);
 void block_publish_grant(struct member *member, const struct kvp_wire_item *item, struct kvp_wire_result *result);
 /** block_publish_fill() - the bytes landed: @slot (RESTORING) becomes the hot copy of @e */
 void block_publish_fill(struct entry *e, uint64_t slot);
-/** block_admit() - may an item with this key and parent be published now? Return: 0: yes; else enum kvp_publish_result. */
+/** block_admit() - may an item with this key and parent be published now? Return: 0: yes; else enum
+ *  kvp_publish_result. */
 int block_admit(struct ns *ns, const struct kvp_wire_item *item, struct kvp_wire_result *result);
 
-/** block_evict() - let go of the hot copy if nobody pins it. Return: false: pinned, held or busy; its stamp is renewed. */
+/** block_evict() - let go of the hot copy if nobody pins it. Return: false: pinned, held or busy; its stamp is
+ *  renewed. */
 bool block_evict(struct entry *e);
 /** block_forget() - it goes, from memory and from the store, as if it had never been there, after all that hangs below it.
  *  @went: told of each that goes, just before it does; or NULL.
  *  Return: false: it or one of those is pinned, held, busy, or of another namespace, or they are many: call again. */
 bool block_forget(struct entry *e, void (*went)(void *owner, const struct entry *e), void *owner);
-/** block_let_go() - as block_forget(), of it alone: what hangs below it stays, without a parent. Return: false: in use. */
+/** block_let_go() - as block_forget(), of it alone: what hangs below it stays, without a parent. Return: false: in
+ *  use. */
 bool block_let_go(struct entry *e);
 /** block_hold() - keep it from eviction until whoever was told of it has used it, for about a second at most.  One without its
  *  parent is held for its second once: who asks for its chain again and again does not keep it from going (orphan.h) */

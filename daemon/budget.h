@@ -1,8 +1,8 @@
 /*
  * budget.h - how much memory each node gives to slabs: what the operator asked for, shared out, and what came of it
  *
- * The books are slab.c's to keep in step: a slab counts on its node while it is there (total, and spare), and what a maker
- * has under way counts as moving.  Nothing is allocated that does not fit in its node's budget and in the pool's.
+ * The books are slab.c's to keep in step: a slab counts on its node while it is there (total, and spare), and what a
+ * maker has under way counts as moving.  Nothing is allocated that does not fit in its node's budget and in the pool's.
  */
 #ifndef KVPOOL_BUDGET_H
 #define KVPOOL_BUDGET_H

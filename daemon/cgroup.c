@@ -34,7 +34,8 @@ bool cgroup_own(char path[CGROUP_PATH_MAX])
 	return found;
 }
 
-/* The files of a group that say what of memory it may use and does; version 2, then 1, whose soft limit binds nobody. */
+/* The files of a group that say what of memory it may use and does; version 2, then 1, whose soft limit binds
+   nobody. */
 struct cgroup_names {
 	const char *top, *max, *high, *used, *file, *shmem;
 };
@@ -44,8 +45,8 @@ static const struct cgroup_names cgroup_names[] = {
 		"total_shmem "},
 };
 
-/* Directory of our own group in the hierarchy that counts memory: that of version 1, "4:memory:/path", where there is one. Its path
-   may be the host's, which a container does not see: the uppermost directory is then the container's own. */
+/* Directory of our own group in the hierarchy that counts memory: that of version 1, "4:memory:/path", where there is
+   one. Its path may be the host's, which a container does not see: the uppermost directory is then the container's own. */
 static const struct cgroup_names *cgroup_memory(char path[CGROUP_PATH_MAX])
 {
 	const struct cgroup_names *names = NULL;

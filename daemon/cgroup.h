@@ -1,5 +1,6 @@
 /*
- * cgroup.h - what this daemon's control group says of memory: its limits, what of them is used, its pressure (version 2 only)
+ * cgroup.h - what this daemon's control group says of memory: its limits, what of them is used, its pressure (version 2
+ * only)
  *
  * Only files are read.  KVPOOL_ROOT in the environment is put before /proc and /sys: for tests.
  */

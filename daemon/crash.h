@@ -1,8 +1,9 @@
 /*
- * crash.h - last words: what a daemon that crashes leaves for the operator, in the pool's header page (struct kvp_crash)
+ * crash.h - last words: what a daemon that crashes leaves for the operator, in the pool's header page (struct
+ * kvp_crash)
  *
- * Installed once, before there are threads; read by kvctl stats --post-mortem, and by the next start, which logs it.  The
- * process then ends by the signal as ever, with its core.
+ * Installed once, before there are threads; read by kvctl stats --post-mortem, and by the next start, which logs it.
+ * The process then ends by the signal as ever, with its core.
  */
 #ifndef KVPOOL_CRASH_H
 #define KVPOOL_CRASH_H

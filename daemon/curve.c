@@ -1,13 +1,13 @@
 /*
  * curve.c - see curve.h
  *
- * The watched keys lie in a table by hash, in a heap by hash (who goes when the threshold falls), and at positions, one a
- * use, the latest highest; a Fenwick tree over the positions has the bytes, so "bytes used since" is one sum.  When the
- * positions are used up, all are given out anew, closed up.
+ * The watched keys lie in a table by hash, in a heap by hash (who goes when the threshold falls), and at positions, one
+ * a use, the latest highest; a Fenwick tree over the positions has the bytes, so "bytes used since" is one sum.  When
+ * the positions are used up, all are given out anew, closed up.
  *
  * The threshold rises again when the sample has become thin (after a burst of keys): keys between the counted and the
- * watched threshold are on probation, watched but neither counted nor weighed, until all of them that are ever used again
- * have been seen.
+ * watched threshold are on probation, watched but neither counted nor weighed, until all of them that are ever used
+ * again have been seen.
  */
 #include "curve.h"
 

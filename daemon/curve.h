@@ -4,8 +4,8 @@
  * Spatially hashed sampling of a fixed size (SHARDS: Waldspurger et al., Efficient MRC Construction with SHARDS, FAST
  * 2015): a key is watched if its hash is below a threshold, which falls when there are more keys than places.  Of a
  * watched key each use tells how many bytes of watched keys were used since its last one; over the part of keys that is
- * watched, that is the memory in which it would have been found again by an LRU pool.  Uses nobody saw (of which only the
- * sum is told) were too soon after another to be seen, and count as found in any memory: SHARDS' own correction.
+ * watched, that is the memory in which it would have been found again by an LRU pool.  Uses nobody saw (of which only
+ * the sum is told) were too soon after another to be seen, and count as found in any memory: SHARDS' own correction.
  *
  * Knows neither daemon nor shared memory but for the struct it fills; one thread; 3.3 MiB.
  */
@@ -35,13 +35,15 @@ void curve_close(struct curve *curve);
 
 /** curve_watches() - is this key one of the sample? Of others nothing need be told but their tokens. */
 bool curve_watches(const struct curve *curve, uint64_t hash);
-/** curve_use() - a use of a watched key. Counted with the next curve_flush(): what is told in between counts as used together. */
+/** curve_use() - a use of a watched key. Counted with the next curve_flush(): what is told in between counts as used
+ *  together. */
 void curve_use(struct curve *curve, const struct curve_use *use);
 /** curve_flush() - the uses told together: distances of all as it was before, then the last one told is the oldest */
 void curve_flush(struct curve *curve);
 /** curve_told() - so many tokens were used, of watched keys and others, seen and not */
 void curve_told(struct curve *curve, double tokens);
-/** curve_seed() - a key that was there before the first use, last used at @use->when; counts as no use. curve_seeded(): those were all. */
+/** curve_seed() - a key that was there before the first use, last used at @use->when; counts as no use. curve_seeded():
+ *  those were all. */
 void curve_seed(struct curve *curve, const struct curve_use *use);
 void curve_seeded(struct curve *curve);
 /** curve_age() - it is @when now: about once a second */

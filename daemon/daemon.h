@@ -1,8 +1,8 @@
 /*
  * daemon.h - the daemon as a whole: what its parts reach through
  *
- * One thread, the loop, owns all of it.  Parts call downwards: peer -> session, namespace -> block -> tier, slab, index,
- * policy -> pool, shm; nobody calls up but through callbacks.
+ * One thread, the loop, owns all of it.  Parts call downwards: peer -> session, namespace -> block -> tier, slab,
+ * index, policy -> pool, shm; nobody calls up but through callbacks.
  */
 #ifndef KVPOOL_DAEMON_H
 #define KVPOOL_DAEMON_H

@@ -1,9 +1,9 @@
 /*
  * guard.h - memory a client can write can also be punched, cut or grown by it: touching it must not kill the daemon
  *
- * A mapping registered here may be touched by the loop.  If the object behind it shrinks, the SIGBUS handler maps zeroes
- * over the whole mapping and marks it condemned; the toucher goes on reading zeroes and looks at guard_condemned()
- * afterwards.  SIGBUS anywhere else still ends the process.
+ * A mapping registered here may be touched by the loop.  If the object behind it shrinks, the SIGBUS handler maps
+ * zeroes over the whole mapping and marks it condemned; the toucher goes on reading zeroes and looks at
+ * guard_condemned() afterwards.  SIGBUS anywhere else still ends the process.
  */
 #ifndef KVPOOL_GUARD_H
 #define KVPOOL_GUARD_H

@@ -1,29 +1,31 @@
 /*
  * io.c - see io.h
  *
- * An op waits in the queue of its kind, is with an engine ("started", at most as many as the engine does at once), waits
- * for a back-off, or has ended:
+ * An op waits in the queue of its kind, is with an engine ("started", at most as many as the engine does at once),
+ * waits for a back-off, or has ended:
  *
  *	queue --io_start--> started --io_step--> over --io_finish--> ended (done())
  *	  ^                    |                          short, or EINTR: queue, at its head
  *	  +-------- delayed <--+                          EAGAIN: delayed until the timer, then queue
  *
- * Between "over" and the end lies what is worked out for an op (after()).  The next ones are started first: the device is
- * not to wait for that.
+ * Between "over" and the end lies what is worked out for an op (after()).  The next ones are started first: the device
+ * is not to wait for that.
  *
- * Reads go first.  Writes leave a quarter of the places to reads, and no more than IO_WRITE_BYTES of them are under way, fewer
- * while somebody reads, so a read never waits for a queue of writes in the device; each 16th op is a write if one waits, so
- * that a stream of reads does not stop them for ever.
+ * Reads go first.  Writes leave a quarter of the places to reads, and no more than IO_WRITE_BYTES of them are under
+ * way, fewer while somebody reads, so a read never waits for a queue of writes in the device; each 16th op is a write
+ * if one waits, so that a stream of reads does not stop them for ever.
  *
- * Small operations that lie side by side and wait together are started together, in one place: the kernel makes one request of
- * what it is given at once, so the device is asked, and wakes us, once for all of them.  Blocks leave memory from the end of
- * their chain and are read from its beginning, so those that are read often lie one before the other: then the last part of
- * each is given first.
+ * Small operations that lie side by side and wait together are started together, in one place: the kernel makes one
+ * request of what it is given at once, so the device is asked, and wakes us, once for all of them.  Blocks leave memory
+ * from the end of their chain and are read from its beginning, so those that are read often lie one before the other:
+ * then the last part of each is given first.
  *
- * The engine is the ring as long as it works.  What the ring refuses with an errno that may mean "not by io_uring" is given
- * to the threads as a second opinion; if they can do it, the ring is done with and the threads serve from then on.
+ * The engine is the ring as long as it works.  What the ring refuses with an errno that may mean "not by io_uring" is
+ * given to the threads as a second opinion; if they can do it, the ring is done with and the threads serve from then
+ * on.
  *
- * wake_fd is an epoll of the ring, the threads' event and the back-off timer: it stays the same when the engine changes.
+ * wake_fd is an epoll of the ring, the threads' event and the back-off timer: it stays the same when the engine
+ * changes.
  */
 #include "io.h"
 
@@ -417,7 +419,8 @@ static int io_set_short(struct io_op *op, uint64_t n)
 	if (flags >= 0 && (flags & O_DIRECT) && (op->off + moved) % IO_DIRECT_STEP) {
 		uint64_t step = (op->off + moved) / IO_DIRECT_STEP * IO_DIRECT_STEP;
 
-		/* go on where O_DIRECT may: what lies between is moved twice.  Or not from the start on: then once more. */
+		/* go on where O_DIRECT may: what lies between is moved twice.  Or not from the start on: then once
+		   more. */
 		step = step > op->off ? step - op->off : 0;
 		if (step <= op->own.moved) {
 			step = op->own.moved;

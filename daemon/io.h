@@ -4,8 +4,8 @@
  * Used by the spill store and for copies out of staging objects.  One thread calls; done() runs inside io_reap().  With
  * io_opts.worker all the rest, before() and after() too, runs in a thread of this io's own (io_worker.c).
  * Reads go before writes that wait.  Short transfers are continued, EINTR and EAGAIN tried again, a full ring queues:
- * done() tells all bytes or an error, exactly once for each op.  Where the kernel refuses io_uring, at the start or later,
- * the threads serve, and one line says so.
+ * done() tells all bytes or an error, exactly once for each op.  Where the kernel refuses io_uring, at the start or
+ * later, the threads serve, and one line says so.
  */
 #ifndef KVPOOL_IO_H
 #define KVPOOL_IO_H
@@ -33,10 +33,11 @@ struct io_op {
 	uint64_t off;
 	struct iovec iov[2]; /* as given; the engine keeps its own place */
 	int n_iov;
-	/* bytes moved (all of them), 0 for DATASYNC, ALLOCATE and WORK, a descriptor for OPEN; or -errno; end of file: -ENODATA */
+	/* bytes moved (all of them), 0 for DATASYNC, ALLOCATE and WORK, a descriptor for OPEN; or -errno; end of file:
+	   -ENODATA */
 	void (*done)(struct io_op *op, int64_t res);
-	/* or NULL; in the worker where there is one, so they touch nothing but what the op owns: before it is started (iov may
-	   be changed), and when it has ended, to say what done() is told. Checksums are worked out here. */
+	/* or NULL; in the worker where there is one, so they touch nothing but what the op owns: before it is started
+	   (iov may be changed), and when it has ended, to say what done() is told. Checksums are worked out here. */
 	void (*before)(struct io_op *op);
 	int64_t (*after)(struct io_op *op, int64_t res);
 	void *owner;
@@ -55,15 +56,15 @@ struct io_op {
 #define IO_JOIN_BYTES (288u << 10) /* four records of 64 KiB with their headers */
 
 struct io_opts {
-	/* places of the ring: operations at once; 0: 32. Small ones that lie side by side in the file and wait together share a
-	   place, up to IO_JOIN_BYTES. The twin does as many as it has threads. */
+	/* places of the ring: operations at once; 0: 32. Small ones that lie side by side in the file and wait together
+	   share a place, up to IO_JOIN_BYTES. The twin does as many as it has threads. */
 	unsigned depth;
 	unsigned threads; /* of the twin; 0: 4 */
 	bool use_uring;
 	bool worker; /* a thread does the work; where none can be had, the caller's does */
 	const cpu_set_t *cpus; /* where it runs, or NULL */
-	/* -1, or a flock()ed file, the engine's once io_open() succeeded: the ring registers it and closes the descriptor,
-	   so that the lock falls only when the last I/O has ended, even after SIGKILL.  The twin just keeps it open. */
+	/* -1, or a flock()ed file, the engine's once io_open() succeeded: the ring registers it and closes the
+	   descriptor, so that the lock falls only when the last I/O has ended, even after SIGKILL.  The twin just keeps it open. */
 	int lock_fd;
 };
 
@@ -77,7 +78,8 @@ void io_submit(struct io *io, struct io_op *op);
 int io_fd(const struct io *io);
 /** io_reap() - call done() of what has ended. Return: ops ended. */
 unsigned io_reap(struct io *io);
-/** io_wait() - block until at least one op ended or @deadline_ns, then as io_reap(). For start and drain, never the loop. */
+/** io_wait() - block until at least one op ended or @deadline_ns, then as io_reap(). For start and drain, never the
+ *  loop. */
 unsigned io_wait(struct io *io, uint64_t deadline_ns);
 unsigned io_in_flight(const struct io *io); /* submitted and not done */
 bool io_is_uring(const struct io *io); /* now: it may change to false */

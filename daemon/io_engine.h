@@ -64,7 +64,8 @@ void io_worker_poke(struct io_worker *worker);
 void io_hand_over(struct io *io, void (*ended)(void *owner, struct io_op *op), void *owner);
 /** io_add() - io_submit(), but the kernel need not hear of it yet */
 void io_add(struct io *io, struct io_op *op);
-/** io_collect() - see what an engine has done with, and start what waits. Return: is there something for io_finish()? */
+/** io_collect() - see what an engine has done with, and start what waits. Return: is there something for
+ *  io_finish()? */
 bool io_collect(struct io *io);
 /** io_push() - the kernel hears of all that was started; unless @all, only if it is worth a system call */
 void io_push(struct io *io, bool all);

@@ -1,10 +1,10 @@
 /*
  * io_memory.c - see io_memory.h
  *
- * Two locks: of the list of what is lent, never held over a system call, and of the list of rings, which keeps a ring there
- * while something is taken back from it; each ring has a third one, for what it has pinned.  Order: rings, ring, lent.
- * Who pins looks into the list under the ring's lock; who takes back takes it off the list first, then goes through the
- * rings: so what was pinned just before is found there.
+ * Two locks: of the list of what is lent, never held over a system call, and of the list of rings, which keeps a ring
+ * there while something is taken back from it; each ring has a third one, for what it has pinned.  Order: rings, ring,
+ * lent. Who pins looks into the list under the ring's lock; who takes back takes it off the list first, then goes
+ * through the rings: so what was pinned just before is found there.
  */
 #include "io_memory.h"
 

@@ -1,11 +1,11 @@
 /*
  * io_memory.h - memory that transfers are made from and to again and again, which rings may keep pinned (fixed buffers)
  *
- * A transfer of pinned memory spares the kernel the work of finding and holding its pages each time: on 4k pages more work
- * than all the rest of it.  The owners of memory say here where it lies (slabs, the headers of a store's transfers); each
- * ring pins a piece of it when an operation first touches it, as far as the locked-memory limit goes, and does without
- * otherwise.  What a ring has pinned stays allocated, and is what its transfers see, whatever is punched or unmapped
- * meanwhile: so memory is taken back here first.
+ * A transfer of pinned memory spares the kernel the work of finding and holding its pages each time: on 4k pages more
+ * work than all the rest of it.  The owners of memory say here where it lies (slabs, the headers of a store's
+ * transfers); each ring pins a piece of it when an operation first touches it, as far as the locked-memory limit goes,
+ * and does without otherwise.  What a ring has pinned stays allocated, and is what its transfers see, whatever is
+ * punched or unmapped meanwhile: so memory is taken back here first.
  *
  * All calls from any thread.  None waits for a transfer.
  */

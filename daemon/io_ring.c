@@ -2,9 +2,9 @@
  * io_ring.c - operations by io_uring
  *
  * The kernel is given slot, part and generation, never a pointer.  An operation has one part, or, where its memory is
- * pinned (io_memory.h), one for each piece of it, for no kernel of today takes pieces of several pinned buffers at once; they
- * lie side by side on the disk and are submitted together.  There are entries for two parts of each slot, so neither of the
- * ring's queues can overflow.
+ * pinned (io_memory.h), one for each piece of it, for no kernel of today takes pieces of several pinned buffers at
+ * once; they lie side by side on the disk and are submitted together.  There are entries for two parts of each slot, so
+ * neither of the ring's queues can overflow.
  *
  * Entries are only queued by io_ring_start(): one system call, io_ring_push() or io_ring_sleep(), hands over many.
  */
@@ -323,7 +323,8 @@ static struct io_op *ring_part_ended(struct io_ring *ring, uint64_t data, int re
 	return op;
 }
 
-/* A part the kernel never got. Return: the operation, if it has no part of it; else it ends later, and is tried again. */
+/* A part the kernel never got. Return: the operation, if it has no part of it; else it ends later, and is tried
+   again. */
 static struct io_op *ring_part_taken(struct io_ring *ring, uint64_t data)
 {
 	struct io_ring_slot *slot = ring_slot(ring, data);

@@ -1,9 +1,10 @@
 /*
  * io_worker.c - a thread that has an io to itself: submits, reaps, and works out what before() and after() are for
  *
- * Queues under one lock: asked, from the caller, reads before the rest, and ended, back to it.  Each side is woken by an
- * eventfd, and only when it sleeps or has not been woken yet, so that under load hardly a system call is spent on it.  The
- * thread sleeps in the ring itself, which reads its eventfd: one system call hands over, sleeps and sees what has ended.
+ * Queues under one lock: asked, from the caller, reads before the rest, and ended, back to it.  Each side is woken by
+ * an eventfd, and only when it sleeps or has not been woken yet, so that under load hardly a system call is spent on
+ * it.  The thread sleeps in the ring itself, which reads its eventfd: one system call hands over, sleeps and sees what
+ * has ended.
  */
 #include <assert.h>
 #include <errno.h>
@@ -99,8 +100,8 @@ static bool worker_may_sleep(struct io_worker *worker)
 	return may;
 }
 
-/* Between two checksums the device gets the next operations, what has ended is seen, and what was asked meanwhile, reads
-   first: nobody waits for a row of checksums. */
+/* Between two checksums the device gets the next operations, what has ended is seen, and what was asked meanwhile,
+   reads first: nobody waits for a row of checksums. */
 static void *worker_run(void *owner)
 {
 	struct io_worker *worker = owner;

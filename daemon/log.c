@@ -46,8 +46,8 @@ void log_open(void)
 		return;
 	log_priorities = log_is_journal(&st);
 	/*
-	 * A pipe or a terminal is opened anew: O_NONBLOCK then is ours alone, not that of everybody who shares it.  Where
-	 * that is refused (it was made by another user), asking for room before each write has to do.
+	 * A pipe or a terminal is opened anew: O_NONBLOCK then is ours alone, not that of everybody who shares it.
+	 * Where that is refused (it was made by another user), asking for room before each write has to do.
 	 */
 	if (!S_ISFIFO(st.st_mode) && !isatty(STDERR_FILENO))
 		return;

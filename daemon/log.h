@@ -1,9 +1,9 @@
 /*
  * log.h - lines for people, on stderr; in the journal with the priorities it understands
  *
- * Any thread, and none ever waits: what a pipe or a terminal does not take at once is lost and counted, and the next line
- * that is taken says so.  A message that comes in a stream goes through log_limited(): at most one line a second for each limit,
- * with the number of those left out.
+ * Any thread, and none ever waits: what a pipe or a terminal does not take at once is lost and counted, and the next
+ * line that is taken says so.  A message that comes in a stream goes through log_limited(): at most one line a second
+ * for each limit, with the number of those left out.
  */
 #ifndef KVPOOL_LOG_H
 #define KVPOOL_LOG_H
@@ -22,7 +22,8 @@ struct log_limit {
 	uint64_t left_out;
 };
 
-/** log_open() - look at what stderr is; before the first line. Not called: plain lines, and a full pipe is waited for. */
+/** log_open() - look at what stderr is; before the first line. Not called: plain lines, and a full pipe is waited
+ *  for. */
 void log_open(void);
 /** log_lost() - lines not taken since the start */
 uint64_t log_lost(void);

@@ -4,9 +4,9 @@
  * A source has a slot in a table; the kernel is given slot and generation, never a pointer.  The generation goes up
  * whenever the slot's watch changes or ends, so whatever the kernel still tells about an earlier watch is dropped.
  *
- * io_uring: POLL_ADD is one shot, which makes it level-triggered: after each callback the slot goes on the list of those
- * to arm, and all of them are armed in the same system call that waits.  A new watch on a ready descriptor completes
- * at once.  epoll: as it is.
+ * io_uring: POLL_ADD is one shot, which makes it level-triggered: after each callback the slot goes on the list of
+ * those to arm, and all of them are armed in the same system call that waits.  A new watch on a ready descriptor
+ * completes at once.  epoll: as it is.
  */
 #include "loop.h"
 
@@ -396,7 +396,8 @@ static void heap_grow(struct loop *loop)
 	uint32_t room = loop->timer_room ? 2 * loop->timer_room : 64;
 	struct loop_timer **heap = realloc(loop->heap, room * sizeof(struct loop_timer *));
 
-	/* a timer that could not be armed would be a wait without end; a few kilobytes that cannot be had are the end */
+	/* a timer that could not be armed would be a wait without end; a few kilobytes that cannot be had are the
+	   end */
 	if (!heap)
 		abort();
 	loop->heap = heap;

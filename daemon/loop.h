@@ -2,9 +2,9 @@
  * loop.h - the serving loop: descriptors that become ready, and timers
  *
  * One thread, everything in callbacks.  Readiness comes from io_uring (POLL_ADD) or, where io_uring is refused, from
- * epoll: same behaviour, chosen at loop_open().  Disk rings are sources like sockets: their descriptor becomes readable.
- * A callback works until EAGAIN or a bound of its own, and returns; level-triggered: what is left is told again.
- * Readiness that somebody used up meanwhile may still be told once, so descriptors are non-blocking.
+ * epoll: same behaviour, chosen at loop_open().  Disk rings are sources like sockets: their descriptor becomes
+ * readable. A callback works until EAGAIN or a bound of its own, and returns; level-triggered: what is left is told
+ * again. Readiness that somebody used up meanwhile may still be told once, so descriptors are non-blocking.
  */
 #ifndef KVPOOL_LOOP_H
 #define KVPOOL_LOOP_H

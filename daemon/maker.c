@@ -63,8 +63,8 @@ static void maker_empty(struct maker_old *old)
 	close(old->fd);
 }
 
-/* Map, bind, allocate, touch. The pages are really there when this returns 0.  Allocating by the file knows nothing of the
-   mapping's wishes, node and page size: where these count, touching allocates, and says so where there are none. */
+/* Map, bind, allocate, touch. The pages are really there when this returns 0.  Allocating by the file knows nothing of
+   the mapping's wishes, node and page size: where these count, touching allocates, and says so where there are none. */
 static int maker_fill(struct maker *maker, struct maker_job *job)
 {
 	int r;

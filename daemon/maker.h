@@ -1,9 +1,9 @@
 /*
  * maker.h - threads that give slabs their memory and take it away: allocating, placing, touching, punching take long
  *
- * The loop hands in jobs and gets them back through maker_reap(), which calls done() in its own thread.  A thread sees of
- * a job only what is in it.  First what the job frees is freed, then what it fills is filled, so the budget holds at every
- * moment.  Where no threads are to be had jobs are done when they are handed in.
+ * The loop hands in jobs and gets them back through maker_reap(), which calls done() in its own thread.  A thread sees
+ * of a job only what is in it.  First what the job frees is freed, then what it fills is filled, so the budget holds at
+ * every moment.  Where no threads are to be had jobs are done when they are handed in.
  */
 #ifndef KVPOOL_MAKER_H
 #define KVPOOL_MAKER_H

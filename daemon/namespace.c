@@ -265,8 +265,8 @@ static unsigned ns_count_of(const struct daemon *d, uint32_t owner)
 	return n;
 }
 
-/* May somebody hold blocks of it?  After a start those who do have not joined it again yet.  By their pages for pins, which they
-   write themselves: so it keeps its memory, and lets nobody in. */
+/* May somebody hold blocks of it?  After a start those who do have not joined it again yet.  By their pages for pins,
+   which they write themselves: so it keeps its memory, and lets nobody in. */
 static bool ns_may_be_held(const struct ns *ns)
 {
 	for (uint32_t place = 0; place < ns->head->max_places; place++) {

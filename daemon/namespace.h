@@ -23,7 +23,8 @@ enum entry_io {
 	ENTRY_QUEUED = 3, /* cold, waits for a slot or for the queue of the store */
 };
 
-/* A known key: hot (in a slot), cold (in the spill store), or both ("clean").  Trees by parent, across a base's border. */
+/* A known key: hot (in a slot), cold (in the spill store), or both ("clean").  Trees by parent, across a base's
+   border. */
 struct entry {
 	struct entry *hash_next;
 	struct kvp_key key;
@@ -242,7 +243,8 @@ enum kvp_miss_reason ns_miss_reason(struct ns *ns, const struct kvp_key *key);
  *  unless @only_there, the nearest that has some.  Return: false: none to be had. */
 bool ns_add_slab(struct ns *ns, uint32_t node, bool only_there);
 void ns_attach_slab(struct ns *ns, struct slab *slab, bool adopted);
-/** ns_slab_came() - the slab that was to be made for the namespace on @node, spare as yet; NULL: it could not be made */
+/** ns_slab_came() - the slab that was to be made for the namespace on @node, spare as yet; NULL: it could not be
+ *  made */
 void ns_slab_came(struct ns *ns, uint32_t node, struct slab *slab);
 /** ns_remove_slab() - all its slots are free or retired. @slab is no more when it returns; its memory goes to @heir, or to
  *  whoever wants some (NULL). */

@@ -1,8 +1,9 @@
 /*
- * ns_entry.c - the keys a namespace knows, hot and cold: the table, the trees they form, and what is remembered of those gone
+ * ns_entry.c - the keys a namespace knows, hot and cold: the table, the trees they form, and what is remembered of
+ * those gone
  *
- * The table is a linear hash: it grows by one bucket with each entry that is too many for it, by splitting one, so no call
- * ever moves more than a few entries.  Keys come from clients, so they are hashed with a seed of our own.
+ * The table is a linear hash: it grows by one bucket with each entry that is too many for it, by splitting one, so no
+ * call ever moves more than a few entries.  Keys come from clients, so they are hashed with a seed of our own.
  */
 #include <sodium.h>
 #include <stdlib.h>
@@ -182,7 +183,8 @@ struct entry *ns_entry_above(struct ns *ns, const struct kvp_key *key)
 	return e || !ns->base ? e : ns_entry(ns->base, key);
 }
 
-/* May it leave its node as far as those below it go?  A block on a far node leaves memory; from elsewhere it may go there. */
+/* May it leave its node as far as those below it go?  A block on a far node leaves memory; from elsewhere it may go
+   there. */
 static bool entry_may_go(const struct entry *e)
 {
 	return e->slot != NO_SLOT && !(e->far ? e->n_hot_children : e->n_near_children);
@@ -415,8 +417,8 @@ static bool ns_settle(struct ns *ns, bool keep)
 	return all;
 }
 
-/* Cold entries whose chain is broken go, for nobody can find them; one somebody works on is his.  Dropping takes others with it, of
-   this bucket too. */
+/* Cold entries whose chain is broken go, for nobody can find them; one somebody works on is his.  Dropping takes others
+   with it, of this bucket too. */
 static void bucket_drop_unreachable(struct ns *ns, uint64_t i)
 {
 	struct entry *e = ns->entries.buckets[i];

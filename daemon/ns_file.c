@@ -1,9 +1,9 @@
 /*
  * ns_file.c - a namespace's birth certificate beside each spill store: SPILL_DIR/ns-<id>.kvns, mode 0600
  *
- * In every directory config_namespace_dir() tells, for any of them may be missing at the next start; one found there is enough.
- * struct ns_file, written to a temporary name, flushed, renamed: it is there whole or not at all.  A damaged or foreign
- * one is left alone and said once; its records are then garbage of the store.
+ * In every directory config_namespace_dir() tells, for any of them may be missing at the next start; one found there is
+ * enough. struct ns_file, written to a temporary name, flushed, renamed: it is there whole or not at all.  A damaged or
+ * foreign one is left alone and said once; its records are then garbage of the store.
  */
 #include <assert.h>
 #include <dirent.h>

@@ -37,8 +37,8 @@ void orphan_add(const struct entry *e)
 	orphans->all[orphans->n++] = (struct orphan){e->ns->id, e->key};
 }
 
-/* Also one that an eviction has written to the store meanwhile: read back from there it would be in memory again, without a
-   parent and in no list.  Return: false: it is in use, and asked again. */
+/* Also one that an eviction has written to the store meanwhile: read back from there it would be in memory again,
+   without a parent and in no list.  Return: false: it is in use, and asked again. */
 static bool orphan_goes(struct entry *e)
 {
 	return !e || ns_entry_link(e) /* its parent was published anew, say */ || block_let_go(e);

@@ -1,9 +1,10 @@
 /*
  * pages.h - what slabs are made of: the operator's wish, whether this host can fulfil it, and where such slabs lie
  *
- * 4k and THP: objects in /dev/shm; 2M and 1G: files in a directory of a hugetlbfs mount, named by --hugetlbfs or the first one
- * of that page size this user may write to.  The wish belongs to the pool like the size of its slabs: both stay until it is
- * purged.  A slab for which there are no such pages is refused, or made of 4k pages, as --pages-short says.
+ * 4k and THP: objects in /dev/shm; 2M and 1G: files in a directory of a hugetlbfs mount, named by --hugetlbfs or the
+ * first one of that page size this user may write to.  The wish belongs to the pool like the size of its slabs: both
+ * stay until it is purged.  A slab for which there are no such pages is refused, or made of 4k pages, as --pages-short
+ * says.
  */
 #ifndef KVPOOL_PAGES_H
 #define KVPOOL_PAGES_H
@@ -27,7 +28,8 @@ const char *pages_dir(const struct pool *pool, enum kvp_pages pages);
 uint64_t pages_free(enum kvp_pages pages);
 /** pages_say_short() - some slab did not get what was wished: once in the log, and in the stats */
 void pages_say_short(struct daemon *d, const char *why);
-/** pages_advise() - before @addr is touched. pages_got() - afterwards: bytes of it in pages larger than 4k, by the kernel's word */
+/** pages_advise() - before @addr is touched. pages_got() - afterwards: bytes of it in pages larger than 4k, by the
+ *  kernel's word */
 void pages_advise(enum kvp_pages pages, void *addr, uint64_t bytes);
 uint64_t pages_got(enum kvp_pages pages, const void *addr, uint64_t bytes);
 /** pages_remove_all() - shm_remove_all() in every directory where slabs of this pool may lie */

@@ -3,9 +3,9 @@
  *
  * A packet is copied once; request.c checks and uses it.
  *
- * Closing has two steps: peer_close() shuts the socket and nothing more, so it may be called from anywhere, by an answer
- * that cannot be sent too; peer_bury(), from a timer, tells the session and the jobs, and frees.  So no answer ever takes
- * a session, a member or a job away under its caller.
+ * Closing has two steps: peer_close() shuts the socket and nothing more, so it may be called from anywhere, by an
+ * answer that cannot be sent too; peer_bury(), from a timer, tells the session and the jobs, and frees.  So no answer
+ * ever takes a session, a member or a job away under its caller.
  */
 #ifndef KVPOOL_PEER_H
 #define KVPOOL_PEER_H
@@ -52,8 +52,8 @@ void peer_close(struct peer *peer, const char *why);
 /** peer_bury() - second step: free the closed ones; from a timer, never inside a peer's callback */
 void peer_bury(struct daemon *d);
 
-/** peer_went_without() - a client is refused, or turned away: it runs without the pool, and whoever looks after the host is told,
- * for an engine says so to its own users at most */
+/** peer_went_without() - a client is refused, or turned away: it runs without the pool, and whoever looks after the
+ * host is told, for an engine says so to its own users at most */
 void peer_went_without(struct daemon *d, uid_t uid, pid_t pid, const char *why);
 
 #endif

@@ -1,5 +1,6 @@
 /*
- * policy.c - see policy.h.  The orders of a namespace's blocks are policy_lru.c's and policy_learned.c's, which kvctl replay has too.
+ * policy.c - see policy.h.  The orders of a namespace's blocks are policy_lru.c's and policy_learned.c's, which kvctl
+ * replay has too.
  */
 #include "policy.h"
 

@@ -1,9 +1,10 @@
 /*
  * policy_admission.c - is a block that leaves memory worth a write?  See kvpool_policy.h.
  *
- * ADMIT_CHANCE moves the chance it takes so that about the budgeted share of what is offered is written: by the tenth root of how far it is off,
- * so that an empty store does not take everything for long, and what is written does not swing.  What has a copy that the log comes to soon is
- * worth another one for the uses that this alone would lose: those of the time after it.
+ * ADMIT_CHANCE moves the chance it takes so that about the budgeted share of what is offered is written: by the tenth
+ * root of how far it is off, so that an empty store does not take everything for long, and what is written does not
+ * swing.  What has a copy that the log comes to soon is worth another one for the uses that this alone would lose:
+ * those of the time after it.
  */
 #include "kvpool_policy.h"
 

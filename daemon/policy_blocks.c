@@ -1,8 +1,10 @@
 /*
- * policy_blocks.c - what a policy knows of blocks: those in one of its sets, by key and as a tree; and of others that they were used
+ * policy_blocks.c - what a policy knows of blocks: those in one of its sets, by key and as a tree; and of others that
+ * they were used
  *
- * Memory for nodes grows by a sixteenth at a time, buckets one by one as in ns_entry.c, so no call moves all of them.  Ghosts are made for the
- * capacity; where that doubles they are made anew, and what they knew is forgotten: a pool that still grows has lost little.
+ * Memory for nodes grows by a sixteenth at a time, buckets one by one as in ns_entry.c, so no call moves all of them.
+ * Ghosts are made for the capacity; where that doubles they are made anew, and what they knew is forgotten: a pool that
+ * still grows has lost little.
  */
 #include "policy_parts.h"
 
@@ -17,7 +19,8 @@
 #define HUGE_PAGE (2ul << 20)
 #define SMALL_PAGE 4096ul
 
-/* Both halves of a product with the seed: who does not know it finds no keys alike.  A trace's keys nobody chose: 0, no seed. */
+/* Both halves of a product with the seed: who does not know it finds no keys alike.  A trace's keys nobody chose: 0, no
+   seed. */
 static uint64_t block_hash(const struct blocks *b, const struct kvp_key *key)
 {
 	uint64_t h = (key->w[0] ^ (key->w[1] << 32 | key->w[1] >> 32)) * 0x9e3779b97f4a7c15ull;
@@ -37,8 +40,8 @@ uint32_t block_tag(const struct blocks *b, const struct kvp_key *key)
 
 /* ---- memory ---- */
 
-/* Of ten million blocks each look would miss the TLB too: zeroes in huge pages, where the system gives some.  A table begins where one does,
-   and when it has to move it moves by whole ones: what realloc() has moved is in small pages. */
+/* Of ten million blocks each look would miss the TLB too: zeroes in huge pages, where the system gives some.  A table
+   begins where one does, and when it has to move it moves by whole ones: what realloc() has moved is in small pages. */
 static void *table_map(size_t bytes)
 {
 	size_t pages = (bytes + SMALL_PAGE - 1) & ~(SMALL_PAGE - 1), before;

@@ -1,11 +1,13 @@
 /*
- * policy_learned.c - the order in which blocks go: by class of use, age and hint; and the guard that lets it decide only where it is better
+ * policy_learned.c - the order in which blocks go: by class of use, age and hint; and the guard that lets it decide
+ * only where it is better
  *
- * Blocks of a set are in lists by class, used last first, and of one request its first block first.  One that comes in and is worth less than all
- * that might go for it is in a list of its own, until it is used again: it had to come in, for its writer holds it, and is the first to go.
- * Else what goes is the tail of one of these lists, the one whose memory is worth least by the learner's tables, or a leaf below it.  What could
- * not go, for it is in use, stands aside for a moment with all it hangs below, or it would be named again and again.  While the order does not
- * lead its caller goes by least recent use; the lists stay as they are.  See kvpool_policy.h.
+ * Blocks of a set are in lists by class, used last first, and of one request its first block first.  One that comes in
+ * and is worth less than all that might go for it is in a list of its own, until it is used again: it had to come in,
+ * for its writer holds it, and is the first to go. Else what goes is the tail of one of these lists, the one whose
+ * memory is worth least by the learner's tables, or a leaf below it.  What could not go, for it is in use, stands aside
+ * for a moment with all it hangs below, or it would be named again and again.  While the order does not lead its caller
+ * goes by least recent use; the lists stay as they are.  See kvpool_policy.h.
  */
 #include "policy_parts.h"
 
@@ -177,7 +179,8 @@ static uint32_t set_leaf(const struct learned *l, const struct set *set, uint32_
 	return i;
 }
 
-/* The tail of one of the first @n lists that is worth least, and but for the first to go none of the last request; 0: there is none. */
+/* The tail of one of the first @n lists that is worth least, and but for the first to go none of the last request; 0:
+   there is none. */
 static uint32_t set_least(const struct learned *l, const struct set *set, unsigned n, double now, double *worth)
 {
 	const struct node *node = l->blocks.node;

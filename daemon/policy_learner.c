@@ -1,10 +1,11 @@
 /*
  * policy_learner.c - how likely a block of a class is used again at an age, learned while serving
  *
- * A proportional hazard: one curve over age for all, times a factor each for how often a block was used, how much of its request was known and what
- * the client said, by bands of age.  One touch that is not followed by another counts against each age it reaches.  The ring of touches must go
- * back as far as blocks stay, or nothing is learned of the ages at which they come back: of many blocks it holds a sample, by key; of few all
- * of them, as which ones are sampled makes a difference there.
+ * A proportional hazard: one curve over age for all, times a factor each for how often a block was used, how much of
+ * its request was known and what the client said, by bands of age.  One touch that is not followed by another counts
+ * against each age it reaches.  The ring of touches must go back as far as blocks stay, or nothing is learned of the
+ * ages at which they come back: of many blocks it holds a sample, by key; of few all of them, as which ones are sampled
+ * makes a difference there.
  */
 #include "policy_parts.h"
 
@@ -110,8 +111,8 @@ static void learner_update(struct learner *t, uint8_t class, unsigned age, unsig
 		learner_halve(t);
 }
 
-/* With A the part that is still unused at the begin of an age and T the time held until then, all from age 0: from age k to the end
-   of j the chance is 1 - A[j+1]/A[k] and the time (T[j+1] - T[k])/A[k]. */
+/* With A the part that is still unused at the begin of an age and T the time held until then, all from age 0: from age
+   k to the end of j the chance is 1 - A[j+1]/A[k] and the time (T[j+1] - T[k])/A[k]. */
 static void learner_make_class(struct learner *t, uint8_t class)
 {
 	double alive[AGES + 1] = {1}, held[AGES + 1] = {0};

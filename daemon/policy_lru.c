@@ -1,6 +1,6 @@
 /*
- * policy_lru.c - tail-first LRU: a binary heap of what may go, oldest stamp first, and of one stamp (hundreds of blocks may be published in
- * one tick) who was put in order first.  See kvpool_policy.h.
+ * policy_lru.c - tail-first LRU: a binary heap of what may go, oldest stamp first, and of one stamp (hundreds of blocks
+ * may be published in one tick) who was put in order first.  See kvpool_policy.h.
  */
 #include "kvpool_policy.h"
 

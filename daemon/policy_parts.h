@@ -1,8 +1,8 @@
 /*
  * policy_parts.h - inside of kvpool_policy.h: what its files share
  *
- * policy_learner.c how likely a block of a class is used again at an age, policy_blocks.c what is known of blocks, policy_learned.c the order in
- * which they go and the shadows that guard it.
+ * policy_learner.c how likely a block of a class is used again at an age, policy_blocks.c what is known of blocks,
+ * policy_learned.c the order in which they go and the shadows that guard it.
  */
 #ifndef KVPOOL_POLICY_PARTS_H
 #define KVPOOL_POLICY_PARTS_H
@@ -61,7 +61,8 @@ void learner_init(struct learner *t, uint64_t capacity);
 void learner_sample(struct learner *t, uint64_t capacity);
 /** learner_advance() - time passed: what came to a next age without a use is counted */
 void learner_advance(struct learner *t, double now);
-/** learner_touch() - a block was used. @tag: of its key; @slot: what the last call said for it. Return: to be remembered with it. */
+/** learner_touch() - a block was used. @tag: of its key; @slot: what the last call said for it. Return: to be
+ *  remembered with it. */
 uint16_t learner_touch(struct learner *t, uint32_t tag, uint16_t slot, uint8_t class, double now);
 /** learner_chance() - of a use within @horizon_s, at an age */
 double learner_chance(const struct learner *t, uint8_t class, double age, double horizon_s);

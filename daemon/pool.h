@@ -56,7 +56,8 @@ void pool_close(struct pool *pool);
 /** pool_purge() - remove all objects of the pool, its file last */
 void pool_purge(struct pool *pool, const struct config *config);
 
-/** pool_old_io() - does I/O of a dead daemon of this pool still run? (its rings' lock files) Removes the files of those that ended. */
+/** pool_old_io() - does I/O of a dead daemon of this pool still run? (its rings' lock files) Removes the files of those
+ *  that ended. */
 bool pool_old_io(struct pool *pool);
 
 /** pool_progress() - the start goes on: tell the service manager, and who looks at the header, not to lose patience */

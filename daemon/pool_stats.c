@@ -12,7 +12,8 @@
 #include "log.h"
 #include "shm.h"
 
-/* What every kvpoold of this major version has at the same place: the head to the end of its stores, rows before their counters. */
+/* What every kvpoold of this major version has at the same place: the head to the end of its stores, rows before their
+   counters. */
 static_assert(offsetof(struct kvp_stats, next_number) == 80, "layout v1");
 static_assert(offsetof(struct kvp_stats, nodes) == 1392, "layout v1");
 static_assert(sizeof(struct kvp_node_row) == 64, "layout v1");
@@ -110,8 +111,8 @@ static void rows_copy(char *to, uint32_t to_bytes, const char *from, uint32_t fr
 		memcpy(to + (uint64_t)to_bytes * i, from + (uint64_t)from_bytes * i, kept);
 }
 
-/* Whose rows they are is kept, and what was counted, as far as it is counted here; but of 1.0, which long had its counters in no
-   fixed order, counts begin again. */
+/* Whose rows they are is kept, and what was counted, as far as it is counted here; but of 1.0, which long had its
+   counters in no fixed order, counts begin again. */
 static void stats_take_over(struct kvp_stats *now, const struct kvp_stats *old)
 {
 	char *to = (char *)now;

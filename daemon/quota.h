@@ -1,9 +1,10 @@
 /*
  * quota.h - how much of the pool's memory one namespace may have, and one uid with all of its namespaces
  *
- * Counted in slabs, and asked before a namespace gets one.  At its quota a namespace makes room among its own blocks, so its
- * uid harms nobody but itself; only where all of those are in use is a RESERVE refused, with the limit named.  Over a quota that
- * was lowered, or that the last daemon did not have, slabs leave one at a time, as from a pool that shrinks.
+ * Counted in slabs, and asked before a namespace gets one.  At its quota a namespace makes room among its own blocks,
+ * so its uid harms nobody but itself; only where all of those are in use is a RESERVE refused, with the limit named.
+ * Over a quota that was lowered, or that the last daemon did not have, slabs leave one at a time, as from a pool that
+ * shrinks.
  */
 #ifndef KVPOOL_QUOTA_H
 #define KVPOOL_QUOTA_H

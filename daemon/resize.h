@@ -1,8 +1,9 @@
 /*
  * resize.h - the budget changes while the daemon serves: each node grows and shrinks, slab by slab
  *
- * The new budget holds at once for everything that is allocated from then on; what is too much goes as it can: spare slabs,
- * then slabs emptied by eviction and by moving blocks.  A held block stays, and with it its slab, until it is let go.
+ * The new budget holds at once for everything that is allocated from then on; what is too much goes as it can: spare
+ * slabs, then slabs emptied by eviction and by moving blocks.  A held block stays, and with it its slab, until it is
+ * let go.
  */
 #ifndef KVPOOL_RESIZE_H
 #define KVPOOL_RESIZE_H

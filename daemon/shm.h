@@ -1,8 +1,8 @@
 /*
  * shm.h - the daemon's shared-memory objects: make, find again, reserve, remove
  *
- * Names and rules in kvpool_shm.h.  An object found by name is taken only if it is a regular file of our own uid, linked
- * once, of the mode it should have and as long as it says.
+ * Names and rules in kvpool_shm.h.  An object found by name is taken only if it is a regular file of our own uid,
+ * linked once, of the mode it should have and as long as it says.
  */
 #ifndef KVPOOL_SHM_FILE_H
 #define KVPOOL_SHM_FILE_H
@@ -24,10 +24,12 @@ void shm_object_name(char name[KVP_OBJECT_NAME_MAX], const uint8_t uuid[16], con
  *  Return: a rw descriptor; -EEXIST; -errno. */
 int shm_make(const char *name, uint64_t bytes, gid_t gid);
 
-/** shm_find() - an existing object, by the rules above. @bytes: its length. Return: a rw descriptor; -EPERM: foreign; -errno. */
+/** shm_find() - an existing object, by the rules above. @bytes: its length. Return: a rw descriptor; -EPERM: foreign;
+ *  -errno. */
 int shm_find(const char *name, uint64_t *bytes, gid_t gid);
 
-/** shm_make_in(), shm_find_in(), shm_remove_in(), shm_remove_all_in() - the same in another directory: of a hugetlbfs mount */
+/** shm_make_in(), shm_find_in(), shm_remove_in(), shm_remove_all_in() - the same in another directory: of a hugetlbfs
+ *  mount */
 int shm_make_in(const char *dir, const char *name, uint64_t bytes, gid_t gid);
 int shm_find_in(const char *dir, const char *name, uint64_t *bytes, gid_t gid);
 void shm_remove_in(const char *dir, const char *name);
@@ -37,7 +39,8 @@ unsigned shm_remove_all_in(
 /** shm_reopen_ro() - another open file of the same object, read-only. Return: a descriptor; -errno. */
 int shm_reopen_ro(int fd);
 
-/** shm_reserve() - allocate [off, off + len): what is mapped there later never faults for want of room. Return: 0; -ENOSPC; -errno. */
+/** shm_reserve() - allocate [off, off + len): what is mapped there later never faults for want of room. Return: 0;
+ *  -ENOSPC; -errno. */
 int shm_reserve(int fd, uint64_t off, uint64_t len);
 
 /** shm_map() - MAP_SHARED, read and write, not in core dumps. Return: the address, or NULL with errno. */

@@ -1,8 +1,8 @@
 /*
  * spill_attempt.h - opening a store while the daemon serves
  *
- * A path may lead to a disk that is slow, hung or not there: an attempt has a thread of its own, and whoever began it looks now and
- * then whether it has ended.  It knows nothing of the loop.
+ * A path may lead to a disk that is slow, hung or not there: an attempt has a thread of its own, and whoever began it
+ * looks now and then whether it has ended.  It knows nothing of the loop.
  */
 #ifndef KVPOOL_SPILL_ATTEMPT_H
 #define KVPOOL_SPILL_ATTEMPT_H
@@ -20,7 +20,8 @@ struct spill_attempt *spill_attempt_new(
  *  likewise. */
 bool spill_attempt_end(struct spill_attempt *attempt, struct spill **spill, int *error, char *message);
 
-/** spill_attempt_give_up() - wait for it until @deadline_ns, close what it opened; what hangs then is left to the end of the process */
+/** spill_attempt_give_up() - wait for it until @deadline_ns, close what it opened; what hangs then is left to the end
+ *  of the process */
 void spill_attempt_give_up(struct spill_attempt *attempt, uint64_t deadline_ns);
 
 /** spill_same() - are these one file, or two copies of one store? */

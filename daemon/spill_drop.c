@@ -1,12 +1,14 @@
 /*
  * spill_drop.c - records that no longer count: a mark in the superblock, durable before anybody is told
  *
- * A mark names a namespace, or all, and a sequence number: records in segments before it do not count at the next start.
- * So a drop costs one page, however much is dropped; the bytes stay until their segments are used again.  The page goes
- * to the older copy of the superblock, as at a start, and the start number goes up with it.  The loop's thread.
+ * A mark names a namespace, or all, and a sequence number: records in segments before it do not count at the next
+ * start. So a drop costs one page, however much is dropped; the bytes stay until their segments are used again.  The
+ * page goes to the older copy of the superblock, as at a start, and the start number goes up with it.  The loop's
+ * thread.
  *
- * The store makes such a mark for all by itself before a segment with lists of deleted keys is used anew: it is the oldest then in
- * which anything lives, so nothing is lost by it, and what these lists kept dead can lie only where the mark says that nothing counts.
+ * The store makes such a mark for all by itself before a segment with lists of deleted keys is used anew: it is the
+ * oldest then in which anything lives, so nothing is lost by it, and what these lists kept dead can lie only where the
+ * mark says that nothing counts.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -1,14 +1,14 @@
 /*
  * spill_health.c - what fails and is damaged, and says so; what is set aside for it, and how it comes back
  *
- * A failed write or flush, or 5 s in which no transfer ended, takes the store down: no more writes until a probe write at a place of its own has gone
- * through, tried after 1 s, then twice as long each time, 30 s at most.  The same when a look at the file, every 2 s,
- * finds it gone or its directory unwritable: an open descriptor alone would not tell.  The segment is BAD: never written again until
- * every byte that was written to it has been overwritten, flushed and read back by a probe.  Before that its living
- * records must have had their turn, for the probe would overwrite them.
+ * A failed write or flush, or 5 s in which no transfer ended, takes the store down: no more writes until a probe write
+ * at a place of its own has gone through, tried after 1 s, then twice as long each time, 30 s at most.  The same when a
+ * look at the file, every 2 s, finds it gone or its directory unwritable: an open descriptor alone would not tell.  The
+ * segment is BAD: never written again until every byte that was written to it has been overwritten, flushed and read
+ * back by a probe.  Before that its living records must have had their turn, for the probe would overwrite them.
  *
- * A write that finds no room makes the store FULL until there is some: a write is let try every 5 s, and the file system asked
- * for one more segment every 30 s.
+ * A write that finds no room makes the store FULL until there is some: a write is let try every 5 s, and the file
+ * system asked for one more segment every 30 s.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,10 +1,11 @@
 /*
  * spill_kill.c - keys that were deleted: lists of them in the log, so that no start finds a record of theirs again
  *
- * A list is a record like any other: it is written behind all that it kills, lives in its segment and is named in its seal.  What it
- * kills may be records nobody knows any more, of a key that was written twice or lost with its parent, so a list names keys,
- * not places.  A start reads all lists before it tells of records (in the thread that scans, see kill_find()); of each key the last list
- * counts, and only for records before it: what was written anew is found.  When a segment with lists is used anew: drop_passed().
+ * A list is a record like any other: it is written behind all that it kills, lives in its segment and is named in its
+ * seal.  What it kills may be records nobody knows any more, of a key that was written twice or lost with its parent,
+ * so a list names keys, not places.  A start reads all lists before it tells of records (in the thread that scans, see
+ * kill_find()); of each key the last list counts, and only for records before it: what was written anew is found.  When
+ * a segment with lists is used anew: drop_passed().
  *
  * Stores of one set know nothing of each other: each has a list of its own, in its own order.
  */

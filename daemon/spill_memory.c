@@ -1,9 +1,10 @@
 /*
- * spill_memory.c - memory for packed bytes on their way: lent to a transfer for as long as it lasts, bounded over all of them
+ * spill_memory.c - memory for packed bytes on their way: lent to a transfer for as long as it lasts, bounded over all
+ * of them
  *
- * Pieces are kept when they come back, the one used last on top, so their pages are touched once and stay in the cache.  They are no
- * transfer's own: one that moves plain bytes, which most may, has none, however many of them there are in between.
- * The loop's thread takes and gives; the worker only looks at the bytes.
+ * Pieces are kept when they come back, the one used last on top, so their pages are touched once and stay in the cache.
+ * They are no transfer's own: one that moves plain bytes, which most may, has none, however many of them there are in
+ * between. The loop's thread takes and gives; the worker only looks at the bytes.
  */
 #include <stdlib.h>
 

@@ -1,8 +1,8 @@
 /*
  * spill_pack.c - see spill_pack.h
  *
- * A block is copied before it is packed: a compressor that sees its input change under its hands promises nothing, and the
- * checksum is to be of what was packed.  The copy and zstd's state are the only memory: a block and 1.5 MB, none of
+ * A block is copied before it is packed: a compressor that sees its input change under its hands promises nothing, and
+ * the checksum is to be of what was packed.  The copy and zstd's state are the only memory: a block and 1.5 MB, none of
  * it in a core dump (zstd keeps pieces of the input as they are).
  */
 #define ZSTD_STATIC_LINKING_ONLY /* contexts in memory of our own */

@@ -1,9 +1,10 @@
 /*
  * spill_pack.h - a block's bytes packed for the disk, and back
  *
- * zstd, level 1, one frame, behind a struct spill_disk_pack.  kvpoold.8 has the figures that chose it.  For the worker of a
- * spill store: one thread at a time has a packer.  What comes off the disk is foreign: nothing is stored past what the caller
- * says there is room for, whatever it claims, and what comes out is compared with the checksum of what went in.
+ * zstd, level 1, one frame, behind a struct spill_disk_pack.  kvpoold.8 has the figures that chose it.  For the worker
+ * of a spill store: one thread at a time has a packer.  What comes off the disk is foreign: nothing is stored past what
+ * the caller says there is room for, whatever it claims, and what comes out is compared with the checksum of what went
+ * in.
  */
 #ifndef KVPOOL_SPILL_PACK_H
 #define KVPOOL_SPILL_PACK_H

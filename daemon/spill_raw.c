@@ -1,9 +1,10 @@
 /*
  * spill_raw.c - a block device as the file of a spill store: who may have it, whether it may be written to, emptying it
  *
- * Runs only at a start, synchronously, for spill_file.c.  The device is opened with O_EXCL, so that neither a mount nor another
- * daemon, by whatever name, has it at the same time, and flock()ed, for kvctl store, but shared: udev looks at devices too.  Nobody is to lose what lies
- * on a device by a typo: one that is not a store of ours is begun only if its first and last MiB are zeroes.
+ * Runs only at a start, synchronously, for spill_file.c.  The device is opened with O_EXCL, so that neither a mount nor
+ * another daemon, by whatever name, has it at the same time, and flock()ed, for kvctl store, but shared: udev looks at
+ * devices too.  Nobody is to lose what lies on a device by a typo: one that is not a store of ours is begun only if its
+ * first and last MiB are zeroes.
  *
  * All segments are there from the start, and the first page of each says whether it was ever used: so those pages are
  * zeroes before the superblock says that there is a store.

@@ -1,11 +1,11 @@
 /*
  * spill_recover.c - what is in a store: read the seals of all segments, then tell the caller in the order of the log
  *
- * Segments are read side by side: header, seal and its entries; those without a seal of this use from record to record: a
- * header says how far it is to the next.  A unit with which
- * no record of this use of the segment begins is the end of the log, a write that a crash cut off, or damage: the units behind it
- * are looked at one by one, and where a record of this use is found again, what lay between is counted as skipped.  A
- * block's bytes cannot pose as a record: they would have to name the store's UUID, which nobody is told.
+ * Segments are read side by side: header, seal and its entries; those without a seal of this use from record to record:
+ * a header says how far it is to the next.  A unit with which
+ * no record of this use of the segment begins is the end of the log, a write that a crash cut off, or damage: the units
+ * behind it are looked at one by one, and where a record of this use is found again, what lay between is counted as
+ * skipped.  A block's bytes cannot pose as a record: they would have to name the store's UUID, which nobody is told.
  * A damaged segment header costs nothing if the first record's header is whole, for it names the use too.
  * Of whole records only headers are read; data is checked when it is asked for.
  */
@@ -144,7 +144,8 @@ static int64_t scan_segment_header(struct scan *scan, const uint8_t *page)
 	return SPILL_PAGE;
 }
 
-/* The first record names the use of the segment where the header does not: not an earlier one than that was to begin. */
+/* The first record names the use of the segment where the header does not: not an earlier one than that was to
+   begin. */
 static bool scan_first_names_use(struct scan *scan, const uint8_t *page)
 {
 	struct spill_spot spot = scan_spot(scan);
@@ -158,7 +159,8 @@ static bool scan_first_names_use(struct scan *scan, const uint8_t *page)
 	return true;
 }
 
-/* One header. Return: bytes to the next, or to the next unit to look at; 0: nothing more can be in this segment; -ENOMEM. */
+/* One header. Return: bytes to the next, or to the next unit to look at; 0: nothing more can be in this segment;
+   -ENOMEM. */
 static int64_t scan_header(struct scan *scan, const uint8_t *page)
 {
 	struct spill *spill = scan->recovery->spill;
@@ -488,8 +490,8 @@ static int recovery_scan(struct recovery *recovery)
 	return recovery->error;
 }
 
-/* A file system that had room for a part of a segment may leave the file that much longer: what was never written there is
-   asked for anew, or it would be taken for room that is not there. */
+/* A file system that had room for a part of a segment may leave the file that much longer: what was never written there
+   is asked for anew, or it would be taken for room that is not there. */
 static void recovery_leave_parts(struct spill *spill)
 {
 	while (spill->n_present && !spill->segments[spill->n_present - 1].n_records &&

@@ -1,9 +1,9 @@
 /*
  * spill_scrub.c - read what is cold again and again, at a bounded rate, so that damage is found before it is asked for
  *
- * One record at a time, in the order of the segments; what is read costs as many bytes of the rate as it has, and a record
- * longer than a second's worth is waited for.  A record that is damaged is dropped and told as at a read.  The loop's
- * thread; started by spill_tick(), goes on by its own completions.
+ * One record at a time, in the order of the segments; what is read costs as many bytes of the rate as it has, and a
+ * record longer than a second's worth is waited for.  A record that is damaged is dropped and told as at a read.  The
+ * loop's thread; started by spill_tick(), goes on by its own completions.
  */
 #include <stdlib.h>
 

@@ -1,14 +1,15 @@
 /*
  * spill_seal.c - the seal of a full segment: an entry for each record, so that a start need not read their headers
  *
- * A segment is sealed once it is full and all that was written to it is durable (after a good flush), so a seal never names
- * what a power cut could still take.  It lies at the segment's end, named after this use of the segment; a start that finds
- * none, or one of an earlier use, or a damaged one, goes through the headers.  At most the last segments of a killed daemon
- * have none; the next start seals them.  A seal is a hint like everything in memory: each read checks the record itself.
+ * A segment is sealed once it is full and all that was written to it is durable (after a good flush), so a seal never
+ * names what a power cut could still take.  It lies at the segment's end, named after this use of the segment; a start
+ * that finds none, or one of an earlier use, or a damaged one, goes through the headers.  At most the last segments of
+ * a killed daemon have none; the next start seals them.  A seal is a hint like everything in memory: each read checks
+ * the record itself.
  *
- * A stop seals the open segment too, full or not, and the next start goes on in it.  Before the first record is added the seal
- * is overwritten, for a start that believed it would know nothing of that record.  Then the record is written, and only then
- * flushed, so what is known to be durable is never behind a seal that stands.
+ * A stop seals the open segment too, full or not, and the next start goes on in it.  Before the first record is added
+ * the seal is overwritten, for a start that believed it would know nothing of that record.  Then the record is written,
+ * and only then flushed, so what is known to be durable is never behind a seal that stands.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -12,8 +12,8 @@
 
 #define NO_SPACE_WAIT_NS (30 * SPILL_SECOND) /* a full file system is asked again so much later */
 
-/* A place: 20 bits record + 1, 24 bits segment, 16 bits of the sequence number, which tell an earlier use, and 4 bits that
-   say which store. */
+/* A place: 20 bits record + 1, 24 bits segment, 16 bits of the sequence number, which tell an earlier use, and 4 bits
+   that say which store. */
 #define PLACE_RECORD_BITS 20
 #define PLACE_SEGMENT_BITS 24
 #define PLACE_SEQUENCE_MASK 0xffffull
@@ -196,8 +196,8 @@ static void segment_open(struct spill *spill, uint32_t i)
 	spill->open = i;
 }
 
-/* Else each start would take a segment for its own, and push out the oldest of a small store.  Nothing of an earlier daemon
-   can still be written there: the lock of the file is ours.  Behind the last record no other one of this use can come to
+/* Else each start would take a segment for its own, and push out the oldest of a small store.  Nothing of an earlier
+   daemon can still be written there: the lock of the file is ours.  Behind the last record no other one of this use can come to
    light, for the start has looked at every page.  Not with another key: all in a segment is of one.  What a mark in the superblock covers would be dropped with it. */
 void segment_continue(struct spill *spill, uint32_t i)
 {
@@ -221,7 +221,8 @@ void segment_close(struct spill *spill)
 	spill->segments[spill->open].state = SEGMENT_FULL;
 	segment_settle_shares(spill, spill->open);
 	spill->open = SPILL_NO_SEGMENT;
-	/* a flush for each segment: bounds what a power cut or a failed flush takes, and what the page cache holds back */
+	/* a flush for each segment: bounds what a power cut or a failed flush takes, and what the page cache holds
+	   back */
 	spill_flush_own(spill);
 }
 
@@ -335,7 +336,8 @@ static int64_t segment_reclaim(struct spill *spill)
 		/* before a mark may say that they do not count, so that nothing is there that a start would not find */
 		spill->stats.reclaimed += segment->n_live - segment->n_kills;
 		segment_drop_all(spill, i, false);
-		/* its lists of deleted keys go after all that they name: that must not come to light again, wherever it lies */
+		/* its lists of deleted keys go after all that they name: that must not come to light again, wherever it
+		   lies */
 		if (segment->n_kills && (r = drop_passed(spill, i)) == -EAGAIN)
 			return -EAGAIN;
 		if (r < 0)

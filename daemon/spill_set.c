@@ -381,8 +381,8 @@ static void member_tell(struct member *member)
 		member->opts.joined(member->opts.owner, member->opts.number);
 }
 
-/* A drive that was pulled is another device when it is plugged in again, and an open descriptor of the old one is good for
-   nothing: the store is closed, and looked for as one that was missing at the start. */
+/* A drive that was pulled is another device when it is plugged in again, and an open descriptor of the old one is good
+   for nothing: the store is closed, and looked for as one that was missing at the start. */
 static void member_part_with_pulled(struct spill_set *set, struct member *member)
 {
 	static const int pulled[] = {ENOENT, ENODEV, ENXIO, ENOMEDIUM, ESTALE};

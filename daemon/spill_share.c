@@ -1,8 +1,9 @@
 /*
- * spill_share.c - whose the log is: bytes of records, by namespace, in each segment and all together told to who asks for it
+ * spill_share.c - whose the log is: bytes of records, by namespace, in each segment and all together told to who asks
+ * for it
  *
- * A record counts from when it has a place until its segment is used anew or nothing lives in it any more, and not only as long as it lives:
- * what was deleted or written again takes its room of the log all the same.  The loop's thread.
+ * A record counts from when it has a place until its segment is used anew or nothing lives in it any more, and not only
+ * as long as it lives: what was deleted or written again takes its room of the log all the same.  The loop's thread.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -1,11 +1,11 @@
 /*
  * spill_store.h - inside of spill.h: the store's file, its segments, its transfers
  *
- * spill.c the interface and the transfers, spill_file.c the file with its lock, superblock and alignment, spill_raw.c where
- * it is a block device,
- * spill_segment.c segments and their records, spill_seal.c what makes a start short, spill_health.c errors, quarantine and probes,
- * spill_memory.c memory for packed bytes, spill_recover.c the start, spill_kill.c deleted keys, spill_scrub.c and spill_drop.c
- * what their names say, spill_share.c whose the log is.
+ * spill.c the interface and the transfers, spill_file.c the file with its lock, superblock and alignment, spill_raw.c
+ * where it is a block device,
+ * spill_segment.c segments and their records, spill_seal.c what makes a start short, spill_health.c errors, quarantine
+ * and probes, spill_memory.c memory for packed bytes, spill_recover.c the start, spill_kill.c deleted keys,
+ * spill_scrub.c and spill_drop.c what their names say, spill_share.c whose the log is.
  */
 #ifndef KVPOOL_SPILL_STORE_H
 #define KVPOOL_SPILL_STORE_H
@@ -69,8 +69,8 @@ int spill_raw_forget_super(const struct spill_file *file);
 /* ---- spill_segment.c ---- */
 
 /*
- * A segment is ABSENT (the file does not reach so far), EMPTY, OPEN (records are appended), FULL, or BAD (a write or flush
- * in it failed).
+ * A segment is ABSENT (the file does not reach so far), EMPTY, OPEN (records are appended), FULL, or BAD (a write or
+ * flush in it failed).
  *
  *	ABSENT -> EMPTY   allocated
  *	EMPTY -> OPEN     segment_open(), one at a time
@@ -148,9 +148,11 @@ int64_t segment_for(struct spill *spill, uint64_t span);
 void segment_close(struct spill *spill);
 /** segment_continue() - @i, which the start found, is written on where its records end, if that can be */
 void segment_continue(struct spill *spill, uint32_t i);
-/** segment_no_space() - the file system had no room for what was written to @i: it is closed, the store full for a while */
+/** segment_no_space() - the file system had no room for what was written to @i: it is closed, the store full for a
+ *  while */
 void segment_no_space(struct spill *spill, uint32_t i, int err);
-/** segment_ask_for_room() - a file system that had no room for one more segment, in the background and each 30 s at most */
+/** segment_ask_for_room() - a file system that had no room for one more segment, in the background and each 30 s at
+ *  most */
 void segment_ask_for_room(struct spill *spill);
 /** segment_allocate() - make the file one segment longer, in the background */
 void segment_allocate(struct spill *spill);
@@ -229,7 +231,8 @@ void health_tick(struct spill *spill);
 
 /** spill_scan() - find the records of all segments; no callback but progress(). Return: 0; -ENOMEM. */
 int spill_scan(struct spill *spill);
-/** spill_tell_found() - tell found() of about @n of them, in the order of the log. Return: 1: there are more; 0; -ENOMEM. */
+/** spill_tell_found() - tell found() of about @n of them, in the order of the log. Return: 1: there are more; 0;
+ *  -ENOMEM. */
 int spill_tell_found(struct spill *spill, uint64_t n);
 
 /* ---- spill_kill.c ---- */

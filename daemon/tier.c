@@ -1,8 +1,8 @@
 /*
  * tier.c - see tier.h: the store that is opened, written to, looked at and closed
  *
- * Of its files this is the one that starts and stops; tier_room.c makes room, tier_restore.c brings blocks back, tier_jobs.c
- * has who waits, tier_admin.c what an operator asks for.
+ * Of its files this is the one that starts and stops; tier_room.c makes room, tier_restore.c brings blocks back,
+ * tier_jobs.c has who waits, tier_admin.c what an operator asks for.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -118,8 +118,8 @@ static uint64_t tier_today(void)
 	return (uint64_t)time(NULL) / 86400;
 }
 
-/* What was written today, over restarts of the daemon too; a new day begins at 0, but one to which the clock was put back has had
-   its budget. */
+/* What was written today, over restarts of the daemon too; a new day begins at 0, but one to which the clock was put
+   back has had its budget. */
 static uint64_t tier_written_today(struct tier *tier)
 {
 	struct kvp_counters *c = &tier->d->pool.stats->counters;
@@ -323,7 +323,8 @@ static int store_node(const char *path)
 	return topology_device_node(S_ISBLK(st.st_mode) ? st.st_rdev : st.st_dev);
 }
 
-/* Namespaces that made way for others leave records behind; but where nothing is anybody's, the files were left behind. */
+/* Namespaces that made way for others leave records behind; but where nothing is anybody's, the files were left
+   behind. */
 static void tier_say_nobodys(struct tier *tier, const char *path)
 {
 	struct spill_stats stats;
@@ -385,7 +386,8 @@ static void tier_store_joined(void *owner, unsigned i)
 		ns->link_at = 0;
 }
 
-/* A piece of it a tick.  As long as another store is missing a parent may be in that one, and nothing is unreachable for good. */
+/* A piece of it a tick.  As long as another store is missing a parent may be in that one, and nothing is unreachable
+   for good. */
 static void tier_link_step(struct tier *tier)
 {
 	bool more = false;

@@ -35,8 +35,8 @@ static uint64_t tier_reclaimed(const struct tier *tier)
 	return stats.reclaimed;
 }
 
-/* Blocks that a drain has written, and that are in no store any more: it went round.  What somebody deleted meanwhile is none of these: there
-   are no more of them than the stores have used anew. */
+/* Blocks that a drain has written, and that are in no store any more: it went round.  What somebody deleted meanwhile
+   is none of these: there are no more of them than the stores have used anew. */
 static uint64_t drain_pushed(const struct job *job)
 {
 	uint64_t n = 0, most = tier_reclaimed(job->d->tier) - job->reclaimed;
@@ -125,8 +125,8 @@ static void drain_flushed(void *owner, int res, spill_place place)
 	job_answer_drain(tier->drain, false);
 }
 
-/* The blocks a drain has to write, those of now, in the order in which they lie in memory: as that is the order in which they came,
-   by and large, what is read together later lies together in the store.  Return: how many; @todo: NULL, or room for them. */
+/* The blocks a drain has to write, those of now, in the order in which they lie in memory: as that is the order in
+   which they came, by and large, what is read together later lies together in the store.  Return: how many; @todo: NULL, or room for them. */
 static uint64_t drain_list(const struct daemon *d, struct block_name *todo)
 {
 	uint64_t n = 0;
@@ -207,8 +207,8 @@ void drain_written(struct tier *tier, int res)
 		tier->drain->error = -res;
 }
 
-/* Start writes until the store's queue is full; when all are started and have ended, flush and answer.  What others write
-   meanwhile is not waited for: under load somebody always writes. */
+/* Start writes until the store's queue is full; when all are started and have ended, flush and answer.  What others
+   write meanwhile is not waited for: under load somebody always writes. */
 void drain_step(struct tier *tier)
 {
 	struct job *job = tier->drain;

@@ -1,10 +1,11 @@
 /*
  * tier_pack.c - which blocks go to the spill store packed
  *
- * As the namespace was made to (KVP_NS_SPILL_ZSTD, KVP_NS_SPILL_PLAIN), else as spill-compress says.  "auto" asks the blocks:
- * the first ones that a namespace writes are packed for a trial, in the store's worker, and unpacked against the clock.  It
- * pays where they become shorter by an eighth and one thread unpacks no slower than the device reads: then restores stay as
- * fast, and the store holds more.  Which device that is only reads can tell; until some were made blocks go down plain.
+ * As the namespace was made to (KVP_NS_SPILL_ZSTD, KVP_NS_SPILL_PLAIN), else as spill-compress says.  "auto" asks the
+ * blocks: the first ones that a namespace writes are packed for a trial, in the store's worker, and unpacked against
+ * the clock.  It pays where they become shorter by an eighth and one thread unpacks no slower than the device reads:
+ * then restores stay as fast, and the store holds more.  Which device that is only reads can tell; until some were made
+ * blocks go down plain.
  */
 #include <string.h>
 

@@ -1,8 +1,9 @@
 /*
  * tier_parts.h - inside of tier.h: what its files share
  *
- * tier.c the store and its writes, tier_pack.c which of them are packed, tier_room.c room, tier_restore.c blocks that come back, tier_jobs.c who waits,
- * tier_admin.c drain, evict, drop and scrub, tier_delete.c deleted keys; quota_spill.c whose the stores are.
+ * tier.c the store and its writes, tier_pack.c which of them are packed, tier_room.c room, tier_restore.c blocks that
+ * come back, tier_jobs.c who waits, tier_admin.c drain, evict, drop and scrub, tier_delete.c deleted keys;
+ * quota_spill.c whose the stores are.
  */
 #ifndef KVPOOL_TIER_PARTS_H
 #define KVPOOL_TIER_PARTS_H

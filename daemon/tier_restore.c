@@ -49,8 +49,8 @@ static void tier_count_miss(struct ns *ns, uint32_t reason)
 	}
 }
 
-/* A key of @job at @index was said to come, and will not: nobody asks for it again, so it is counted now.  Who asks for a run in
-   pieces asks for the rest again, unless the first one is a miss: then all that are known to be are counted with it. */
+/* A key of @job at @index was said to come, and will not: nobody asks for it again, so it is counted now.  Who asks for
+   a run in pieces asks for the rest again, unless the first one is a miss: then all that are known to be are counted with it. */
 static void job_count_missed(const struct job *job, uint32_t index)
 {
 	for (uint32_t i = job->in_pieces ? 0 : index; i < (job->in_pieces ? job->n : index + 1); i++)
@@ -92,7 +92,8 @@ static void tier_entry_missed(struct entry *e, enum kvp_miss_reason reason)
 	tier_entry_answer(e, (struct kvp_wire_found){.state = KVP_MISS, .reason = reason});
 }
 
-/* Those who take it as it comes have what they waited for; who waits for it in another namespace cannot name its slot. */
+/* Those who take it as it comes have what they waited for; who waits for it in another namespace cannot name its
+   slot. */
 static void tier_entry_arrives(struct entry *e)
 {
 	for (struct waiter **at = &e->waiters; *at;) {
@@ -212,8 +213,8 @@ static bool entry_hangs(const struct entry *e)
 	return !spill || spill_set_hung(spill, e->cold);
 }
 
-/* Reads under way leave a quarter of the slots, one at least, to what comes new: should the store hang, they have them until it is
-   gone or well again.  Those that are stuck so no longer count. */
+/* Reads under way leave a quarter of the slots, one at least, to what comes new: should the store hang, they have them
+   until it is gone or well again.  Those that are stuck so no longer count. */
 static bool tier_read_may(const struct ns *ns)
 {
 	uint64_t most = ns->n_slots - (ns->n_slots + 3) / 4;

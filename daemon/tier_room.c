@@ -1,9 +1,10 @@
 /*
  * tier_room.c - room for what comes: eviction, demotion, slabs that move between namespaces or leave
  *
- * Memory moves between namespaces a slab at a time: from one nobody uses before a namespace evicts blocks of its own, then
- * from one whose memory is worth less than half of its own (policy_worth()), and when nothing of its own may go, from
- * the one that has most.  The donor's oldest blocks go as they always do, and what is left in one slab moves to its others.
+ * Memory moves between namespaces a slab at a time: from one nobody uses before a namespace evicts blocks of its own,
+ * then from one whose memory is worth less than half of its own (policy_worth()), and when nothing of its own may go,
+ * from the one that has most.  The donor's oldest blocks go as they always do, and what is left in one slab moves to
+ * its others.
  */
 #include <errno.h>
 
@@ -67,8 +68,8 @@ static struct entry *tier_first(struct ns *ns, enum order order)
 	}
 }
 
-/* Evict, or start to write, what goes first in this order, until @want slots are free or coming. Return: 1; 0: they never will be,
-   the rest is in use; -EAGAIN: the store takes no more writes now; -EINTR: so many looks did not do it. */
+/* Evict, or start to write, what goes first in this order, until @want slots are free or coming. Return: 1; 0: they
+   never will be, the rest is in use; -EAGAIN: the store takes no more writes now; -EINTR: so many looks did not do it. */
 static int tier_evict_from(struct ns *ns, enum order order, uint64_t want, unsigned looks_max)
 {
 	struct daemon *d = ns->d;
@@ -136,8 +137,8 @@ static uint64_t tier_far_room(struct ns *ns, uint32_t node)
 	return ns->n_free_far;
 }
 
-/* Nodes without CPUs are a tier between: what was used least lately moves there, a bounded piece a call, before anything has to
-   leave memory, and is used there in place.  Nothing comes back up: its use there costs less than a copy each way, and what
+/* Nodes without CPUs are a tier between: what was used least lately moves there, a bounded piece a call, before
+   anything has to leave memory, and is used there in place.  Nothing comes back up: its use there costs less than a copy each way, and what
    is read back or published again is near anyway. */
 static void tier_demote(struct ns *ns, uint64_t want)
 {
@@ -211,7 +212,8 @@ static struct slab *tier_slab_to_empty(struct ns *donor, uint32_t node)
 	return best;
 }
 
-/* Empty one slab of @donor by moving its blocks to its other slabs, a piece a call. Return: true: it is empty, and gone to
+/* Empty one slab of @donor by moving its blocks to its other slabs, a piece a call. Return: true: it is empty, and gone
+   to
    @heir. */
 static bool tier_empty_slab(struct ns *donor, struct ns *heir, uint32_t node)
 {
@@ -244,7 +246,8 @@ static bool tier_empty_slab(struct ns *donor, struct ns *heir, uint32_t node)
 	return true;
 }
 
-/* For how long has its oldest candidate not been used? Uses that only the pin tables know are put in order on the way. */
+/* For how long has its oldest candidate not been used? Uses that only the pin tables know are put in order on the
+   way. */
 static uint32_t tier_oldest_age(struct ns *ns)
 {
 	struct daemon *d = ns->d;
@@ -327,7 +330,8 @@ static struct ns *tier_idle_donor(struct ns *ns)
 	return donor;
 }
 
-/* The namespace that has most memory, if that is more than ours; of equals the one that has used its own least lately. */
+/* The namespace that has most memory, if that is more than ours; of equals the one that has used its own least
+   lately. */
 static struct ns *tier_largest_donor(struct ns *ns)
 {
 	uint64_t most = ns->n_slots * ns->head->block_stride;

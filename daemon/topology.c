@@ -34,8 +34,8 @@ struct topology {
 	uint8_t (*near)[TOPOLOGY_NODES_MAX]; /* row: a node; all nodes, the nearest first */
 };
 
-/* Nodes of CXL memory have the CPUs of the whole machine beside them in hwloc's tree: the kernel knows better. In a topology
-   that is not this machine's, a node that shares the CPUs of one before it counts as one without. */
+/* Nodes of CXL memory have the CPUs of the whole machine beside them in hwloc's tree: the kernel knows better. In a
+   topology that is not this machine's, a node that shares the CPUs of one before it counts as one without. */
 static void topology_find_cpus(struct topology *t)
 {
 	char line[1024] = "";

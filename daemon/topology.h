@@ -1,8 +1,8 @@
 /*
  * topology.h - NUMA nodes as hwloc tells them, and placing memory on them
  *
- * Nodes without memory, gaps in the numbering and nodes this process may not use are left out.  Where binding is refused
- * (containers), one warning, and everything goes on unbound.
+ * Nodes without memory, gaps in the numbering and nodes this process may not use are left out.  Where binding is
+ * refused (containers), one warning, and everything goes on unbound.
  */
 #ifndef KVPOOL_TOPOLOGY_H
 #define KVPOOL_TOPOLOGY_H
@@ -31,7 +31,8 @@ bool topology_has_cpus(const struct topology *topology, unsigned i);
 /** topology_is_far() - memory only (CXL, say), while other nodes have CPUs: what is used less lies there */
 bool topology_is_far(const struct topology *topology, unsigned i);
 
-/** topology_index() - index of the kernel's node @id, or of the nearest one with memory; TOPOLOGY_ANY for an unknown one */
+/** topology_index() - index of the kernel's node @id, or of the nearest one with memory; TOPOLOGY_ANY for an unknown
+ *  one */
 uint32_t topology_index(const struct topology *topology, uint32_t id);
 
 /** topology_device_node() - the kernel's number of the node on which the block device @dev hangs; -1: not known */
@@ -50,7 +51,8 @@ int topology_bind(struct topology *topology, void *addr, uint64_t len, unsigned 
  *  Return: 0; -ENOMEM; -errno. */
 int topology_populate(struct topology *topology, void *addr, uint64_t len, unsigned i);
 
-/** topology_can_populate() - does the kernel touch pages for us, with an error instead of a signal where there are none? */
+/** topology_can_populate() - does the kernel touch pages for us, with an error instead of a signal where there are
+ *  none? */
 bool topology_can_populate(void);
 
 /** topology_placed() - how many bytes of [addr, addr + len), all touched, lie on node @i by the kernel's word.

@@ -8,7 +8,8 @@
 
 #include <stdint.h>
 
-/** undumped_new() - @bytes zeroes, aligned to pages, in a mapping of its own: not for small things, nor on a hot path. Return: NULL: none. */
+/** undumped_new() - @bytes zeroes, aligned to pages, in a mapping of its own: not for small things, nor on a hot path.
+ *  Return: NULL: none. */
 void *undumped_new(uint64_t bytes);
 /** undumped_free() - from undumped_new(), or NULL */
 void undumped_free(void *at);

@@ -5,7 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Without these the code around would need other paths: timeouts as an argument of the wait, and no lost completions. */
+/* Without these the code around would need other paths: timeouts as an argument of the wait, and no lost
+   completions. */
 #define URING_FEATURES (IORING_FEAT_EXT_ARG | IORING_FEAT_NODROP)
 
 static int uring_sysctl_disabled(void)
@@ -41,7 +42,8 @@ void uring_explain(int err, const char *step, char why[URING_WHY_MAX])
 
 static int uring_setup(struct io_uring *ring, unsigned entries, unsigned cq_entries)
 {
-	/* COOP_TASKRUN spares interrupts to a thread that enters the kernel all the time anyway; older kernels lack it */
+	/* COOP_TASKRUN spares interrupts to a thread that enters the kernel all the time anyway; older kernels lack
+	   it */
 	static const unsigned flags[] = {IORING_SETUP_COOP_TASKRUN, 0};
 	int r = -EINVAL;
 

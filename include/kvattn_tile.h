@@ -1,8 +1,8 @@
 /*
  * kvattn_tile.h - the types of stored elements and the length of a tile of KVATTN_TILED
  *
- * Inside kvpool only, no code but arithmetic: the kernels read and write tiles by it, daemon and library lay out blocks by
- * it (kvpool_desc.h).  What is in a tile: kvattn.h and kernels/tiled.h.
+ * Inside kvpool only, no code but arithmetic: the kernels read and write tiles by it, daemon and library lay out blocks
+ * by it (kvpool_desc.h).  What is in a tile: kvattn.h and kernels/tiled.h.
  */
 #ifndef KVATTN_TILE_H
 #define KVATTN_TILE_H
@@ -60,7 +60,8 @@ static inline bool tiled_only(uint32_t type)
 }
 
 /**
- * tiled_paired() - whether elements of @type lie in pairs, as products of bf16 take them: two dims of K, two tokens of V
+ * tiled_paired() - whether elements of @type lie in pairs, as products of bf16 take them: two dims of K, two tokens of
+ * V
  */
 static inline bool tiled_paired(uint32_t type)
 {

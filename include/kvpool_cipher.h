@@ -1,14 +1,15 @@
 /*
  * kvpool_cipher.h - records of a spill store encrypted with a key of the operator's: AES-256-GCM, by libcrypto
  *
- * Every record, and every seal, has a key of its own: BLAKE2b of 32 random bytes that lie beside it, keyed with the operator's.
- * So nothing is counted, and nothing has to be remembered over a power cut, a copied or restored store or a segment used anew: a
- * key and nonce come together a second time only if 32 random bytes do.  Under the record's key the header's box is message 0,
- * the data, or each of its layers, message 1 and on.  The box's tag covers the header before it, which says where in which
- * store the record lies and has the other tags: a record is all as it was written, there, or it is none.
+ * Every record, and every seal, has a key of its own: BLAKE2b of 32 random bytes that lie beside it, keyed with the
+ * operator's. So nothing is counted, and nothing has to be remembered over a power cut, a copied or restored store or a
+ * segment used anew: a key and nonce come together a second time only if 32 random bytes do.  Under the record's key
+ * the header's box is message 0, the data, or each of its layers, message 1 and on.  The box's tag covers the header
+ * before it, which says where in which store the record lies and has the other tags: a record is all as it was written,
+ * there, or it is none.
  *
- * Inside kvpool only: the daemon, and kvctl store.  Whoever includes it links libcrypto, libsodium and libxxhash.  A cipher is
- * one thread's.
+ * Inside kvpool only: the daemon, and kvctl store.  Whoever includes it links libcrypto, libsodium and libxxhash.  A
+ * cipher is one thread's.
  */
 #ifndef KVPOOL_CIPHER_H
 #define KVPOOL_CIPHER_H
@@ -334,8 +335,8 @@ static inline int spill_box_decrypt(
 /**
  * spill_record_open() - what a record's header says, all of it
  * @cipher: of the store; NULL: it has no key
- * In a store with a key only what is encrypted is a record, in one without only what is not: who can write to the drive slips
- * in neither.  Return: 0: the data's parts may be decrypted next; -EBADMSG.
+ * In a store with a key only what is encrypted is a record, in one without only what is not: who can write to the drive
+ * slips in neither.  Return: 0: the data's parts may be decrypted next; -EBADMSG.
  */
 static inline int spill_record_open(struct spill_cipher *cipher, const void *page, const struct spill_spot *spot,
 	struct spill_record *record, struct spill_hash *hash)

@@ -1,9 +1,10 @@
 /*
  * kvpool_policy.h - what stays: the policies, as the daemon and kvctl replay both link them
  *
- * Metadata only: no blocks, no shared memory, no clock, no daemon.  Whoever calls says what was asked for, when, and what became resident;
- * a policy says what goes next.  Its answers are advice: what is held, or has something hanging below it, its caller passes over.  One thread.
- * The objects are daemon/policy_*.c; nothing here is part of the protocol, both sides are always of one build.
+ * Metadata only: no blocks, no shared memory, no clock, no daemon.  Whoever calls says what was asked for, when, and
+ * what became resident; a policy says what goes next.  Its answers are advice: what is held, or has something hanging
+ * below it, its caller passes over.  One thread. The objects are daemon/policy_*.c; nothing here is part of the
+ * protocol, both sides are always of one build.
  */
 #ifndef KVP_POLICY_H
 #define KVP_POLICY_H
@@ -80,7 +81,8 @@ int64_t learned_request(struct learned *l, const struct kvp_key *keys, uint64_t 
 /** learned_insert() - it is in from now on. @parent: NULL: none. One that no request named counts as one of its parent's.
  *  Return: 0; -ENOMEM. */
 int learned_insert(struct learned *l, const struct kvp_key *key, const struct kvp_key *parent, double now);
-/** learned_adopt() - it was in before anything was learned: in, unused for @age_s, and nothing is learned of it. Return: likewise. */
+/** learned_adopt() - it was in before anything was learned: in, unused for @age_s, and nothing is learned of it.
+ *  Return: likewise. */
 int learned_adopt(struct learned *l, const struct kvp_key *key, const struct kvp_key *parent, double age_s, double now);
 /** learned_remove() - it is in no more; that it was used is remembered for a while */
 void learned_remove(struct learned *l, const struct kvp_key *key);
@@ -89,7 +91,8 @@ void learned_remove(struct learned *l, const struct kvp_key *key);
 bool learned_victim(struct learned *l, double now, struct kvp_key *key);
 /** learned_defer() - that one cannot go now, it is in use: neither it nor what it hangs below is named for a moment */
 void learned_defer(struct learned *l, const struct kvp_key *key, double now);
-/** learned_chance() - that it is used again within @horizon_s, by what is known of it; of a stranger, that of a new one */
+/** learned_chance() - that it is used again within @horizon_s, by what is known of it; of a stranger, that of a new
+ *  one */
 double learned_chance(struct learned *l, const struct kvp_key *key, double now, double horizon_s);
 /** learned_age() - seconds since its last use; 0: not known */
 double learned_age(struct learned *l, const struct kvp_key *key, double now);
@@ -132,7 +135,8 @@ void admission_init(struct admission *a, enum admission_kind kind, double budget
  */
 bool admission_offer(struct admission *a, bool needed, unsigned uses, double chance);
 /**
- * admission_left() - for how long a copy will still be there behind which @passed of the store's log (0 to 1) was written
+ * admission_left() - for how long a copy will still be there behind which @passed of the store's log (0 to 1) was
+ * written
  * Return: seconds; negative: long enough, or none is written again (only where it goes by chance).
  */
 double admission_left(const struct admission *a, double passed);

@@ -2,9 +2,11 @@
  * kvpool_shm.h - the bytes that kvpoold and libkvpool map together
  *
  * Owned by the daemon; a file format, not an API: every offset another process relies on is asserted below.  Clients
- * use kvpool.h.  Offsets, never pointers.  Either side treats what the other may write as input: bounds first, then use.
+ * use kvpool.h.  Offsets, never pointers.  Either side treats what the other may write as input: bounds first, then
+ * use.
  *
- * Objects (POSIX shared memory, mode 0600, owner the daemon's user; "stats" and "header" 0640 with the operators' group):
+ * Objects (POSIX shared memory, mode 0600, owner the daemon's user; "stats" and "header" 0640 with the operators'
+ * group):
  *
  *   /kvp-<uuid>-header      struct kvp_pool_header                   clients: ro
  *   /kvp-<uuid>-stats       kvpool_stats.h                           clients: none, kvctl: ro by name
@@ -31,11 +33,12 @@
 #include "kvpool.h"
 
 /*
- * Another major: not mapped at all.  A minor version adds fields at the end of a header, or in reserved room that was zero:
- * header_bytes says how many of a header's bytes the daemon that runs knows and keeps, so who was built later looks there
- * before it believes a field that 1.0 did not have (KVP_*_HEADER_LEAST).  A daemon that takes over what another minor version
- * left zeroes what it does not know and puts its own sizes and minor version in.  Where parts begin is said by offsets in the
- * headers; descriptors, hints, slab table, pins and events keep their length.  counters.def: see there.
+ * Another major: not mapped at all.  A minor version adds fields at the end of a header, or in reserved room that was
+ * zero: header_bytes says how many of a header's bytes the daemon that runs knows and keeps, so who was built later
+ * looks there before it believes a field that 1.0 did not have (KVP_*_HEADER_LEAST).  A daemon that takes over what
+ * another minor version left zeroes what it does not know and puts its own sizes and minor version in.  Where parts
+ * begin is said by offsets in the headers; descriptors, hints, slab table, pins and events keep their length.
+ * counters.def: see there.
  */
 #define KVP_LAYOUT_MAJOR 1
 #define KVP_LAYOUT_MINOR 1 /* 1: the rule above holds; counters are only ever added at the end of their part */
@@ -99,9 +102,9 @@ struct kvp_pool_header {
 #define KVP_TICK_MS 16
 
 /*
- * What a kvpoold that crashed (a signal of its own making; SIGKILL leaves nothing) could still say, in the header's page
- * behind the header.  It stays when the next one starts, until another crashes.  Offsets in the program only: no address
- * of memory, for clients see this page.
+ * What a kvpoold that crashed (a signal of its own making; SIGKILL leaves nothing) could still say, in the header's
+ * page behind the header.  It stays when the next one starts, until another crashes.  Offsets in the program only: no
+ * address of memory, for clients see this page.
  */
 #define KVP_CRASH_OFF 2048
 #define KVP_CRASH_FRAMES 24
@@ -123,10 +126,10 @@ static_assert(sizeof(struct kvp_pool_header) <= KVP_CRASH_OFF, "before it");
 #define KVP_POOL_HEADER_LEAST 416u
 
 /*
- * The usual slab where the operator names none.  Memory moves between namespaces in slabs, and one that has blocks has at
- * least one: so 256 of them, which is max-namespaces, but none under 2 MiB (a huge page; its pins fill one page).  More
- * than 64 MiB only where there would be more than 4096: descriptors and maps (65 530 a process) run out.  The pool is
- * divided without rest.
+ * The usual slab where the operator names none.  Memory moves between namespaces in slabs, and one that has blocks has
+ * at least one: so 256 of them, which is max-namespaces, but none under 2 MiB (a huge page; its pins fill one page).
+ * More than 64 MiB only where there would be more than 4096: descriptors and maps (65 530 a process) run out.  The pool
+ * is divided without rest.
  */
 static inline uint64_t kvp_default_slab(uint64_t pool_bytes)
 {
@@ -143,7 +146,8 @@ static_assert(offsetof(struct kvp_pool_header, pool_bytes) == 72, "layout v1");
 static_assert(offsetof(struct kvp_pool_header, pool_name) == 112, "layout v1");
 static_assert(sizeof(struct kvp_pool_header) <= KVP_PAGE, "one page");
 
-/* State of a slot, the low 8 bits of its word.  Only the daemon moves a word; block_set_state() holds the table of moves. */
+/* State of a slot, the low 8 bits of its word.  Only the daemon moves a word; block_set_state() holds the table of
+   moves. */
 enum kvp_block_state {
 	KVP_BLOCK_FREE = 0,
 	KVP_BLOCK_GRANTED = 1, /* a writer stores into it; key[0] is the owner's session id */
@@ -181,7 +185,8 @@ static inline enum kvp_block_state kvp_word_state(uint64_t word)
  * After using a block (acquire fence) a reader whose hold can be revoked reads the word once more: same generation and
  * PUBLISHED or DRAINING, else what it read is void.
  * Publish: fields, then word (release), then the index hint.
- * A block that arrives: RESTORING with layers > 0.  No hint leads there, only a RESTORE's answer.  Its fields are stored, and
+ * A block that arrives: RESTORING with layers > 0.  No hint leads there, only a RESTORE's answer.  Its fields are
+ * stored, and
  *          of its bytes the first `layers` layers have landed and were compared.
  *   reader:  w = word, RESTORING, layers > 0? | daemon (the read failed): word = (generation + 1, TAKEN) (*)
  *            pins[slot].count += 1 (*)        |                           layers = KVP_LAYERS_VOID, wake
@@ -217,8 +222,8 @@ static_assert(offsetof(struct kvp_block, used_tokens) == 56, "layout v1");
 /*
  * Index: buckets of 8 hints, one cache line each.  A hint is 0 (empty) or tag:32 | (slot + 1):32; the descriptor is the
  * truth.  A key's home bucket is kvp_index_home(); its hint lies there, or in one of the next KVP_INDEX_PROBES - 1
- * buckets if all before were full when it was put in.  The daemon, the only writer, keeps this true on removal by moving
- * hints back (copy first, then clear), so a reader may stop at the first bucket that is not full.
+ * buckets if all before were full when it was put in.  The daemon, the only writer, keeps this true on removal by
+ * moving hints back (copy first, then clear), so a reader may stop at the first bucket that is not full.
  */
 #define KVP_INDEX_WIDTH 8
 #define KVP_INDEX_PROBES 8
@@ -259,7 +264,8 @@ enum kvp_ns_state {
 	KVP_NS_DYING = 2, /* says so first, goes last */
 };
 
-/* /kvp-<uuid>-ns-<id>.  Descriptor pages exist only for places that hold a slab of this namespace: never touch others. */
+/* /kvp-<uuid>-ns-<id>.  Descriptor pages exist only for places that hold a slab of this namespace: never touch
+   others. */
 struct kvp_ns_header {
 	uint64_t magic;
 	uint16_t layout_major;
@@ -303,7 +309,8 @@ struct kvp_pin {
 };
 static_assert(sizeof(struct kvp_pin) == 8, "layout v1");
 
-/* What a client counts about itself; the daemon adds the differences to its counters and believes nothing else of it. */
+/* What a client counts about itself; the daemon adds the differences to its counters and believes nothing else of
+   it. */
 struct kvp_client_counts {
 	_Atomic uint64_t lookups; /* keys asked for */
 	_Atomic uint64_t hits_ram; /* keys found and pinned in DRAM */
@@ -367,10 +374,10 @@ static_assert(offsetof(struct kvp_session_header, ns_seen) + KVP_CLIENT_NS_MAX *
 	"layout v1");
 
 /*
- * What happens in a namespace, for who asked (KVP_MSG_EVENTS).  Event s lies at events[s % n_events]; numbers have no gaps,
- * and a later ring's begin above all of an earlier one's.  The daemon, the only writer, waits for nobody: it takes the place's
- * number away, stores the rest, then the new number, then next.  A reader copies an event and looks at its number again: any
- * other than the one wanted means that it was overtaken.
+ * What happens in a namespace, for who asked (KVP_MSG_EVENTS).  Event s lies at events[s % n_events]; numbers have no
+ * gaps, and a later ring's begin above all of an earlier one's.  The daemon, the only writer, waits for nobody: it
+ * takes the place's number away, stores the rest, then the new number, then next.  A reader copies an event and looks
+ * at its number again: any other than the one wanted means that it was overtaken.
  */
 struct kvp_ring_event {
 	_Atomic uint64_t seq; /* 0: being written */

@@ -23,7 +23,8 @@
 #define KVP_STATS_NS_MAX 1024
 #define KVP_STATS_SESSIONS_MAX 2048
 #define KVP_STATS_SESSION_NS 8
-/* The last of layout 1.0 had its first so many counters, and namespaces' rows of this length; earlier ones had them in another order. */
+/* The last of layout 1.0 had its first so many counters, and namespaces' rows of this length; earlier ones had them in
+   another order. */
 #define KVP_COUNTERS_BYTES_1_0 416u
 #define KVP_NS_ROW_BYTES_1_0 424u
 
@@ -146,10 +147,10 @@ struct kvp_store_row {
 };
 
 /*
- * What other sizes of memory would have given the traffic of the last hours: of all tokens used, how many had their block
- * again among the last so many bytes used.  Bin i counts those that need more than kvp_curve_edge(i - 1) and at most
- * kvp_curve_edge(i); what is in no bin was used for the first time, as far as is remembered.  Older uses count less:
- * halved every KVP_CURVE_HALF_S.
+ * What other sizes of memory would have given the traffic of the last hours: of all tokens used, how many had their
+ * block again among the last so many bytes used.  Bin i counts those that need more than kvp_curve_edge(i - 1) and at
+ * most kvp_curve_edge(i); what is in no bin was used for the first time, as far as is remembered.  Older uses count
+ * less: halved every KVP_CURVE_HALF_S.
  */
 #define KVP_CURVE_BINS 224u
 #define KVP_CURVE_OCTAVE 8u /* bins from a size to twice that size */

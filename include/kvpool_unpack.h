@@ -1,7 +1,8 @@
 /*
  * kvpool_unpack.h - what a packed record of a spill store unpacks to
  *
- * Inside kvpool only: the daemon, for each read, and kvctl store verify.  Whoever includes it links libzstd and libxxhash.
+ * Inside kvpool only: the daemon, for each read, and kvctl store verify.  Whoever includes it links libzstd and
+ * libxxhash.
  */
 #ifndef KVPOOL_UNPACK_H
 #define KVPOOL_UNPACK_H

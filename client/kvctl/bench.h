@@ -68,7 +68,8 @@ int bench_attn(struct bench *bench);
 int bench_sparse(struct bench *bench);
 int bench_start(struct bench *bench);
 
-/** bench_daemon_start() - @device: for its store, or NULL; @spill_bytes 0: no store; @depth: its transfers at once, 0: as it likes. Return: 0; KVCTL_FAILED (said). */
+/** bench_daemon_start() - @device: for its store, or NULL; @spill_bytes 0: no store; @depth: its transfers at once, 0:
+ *  as it likes. Return: 0; KVCTL_FAILED (said). */
 int bench_daemon_start(
 	struct bench_daemon *daemon, const char *device, uint64_t pool_bytes, uint64_t spill_bytes, unsigned depth);
 /* The same in steps. */
@@ -103,7 +104,8 @@ bool bench_fio_there(void);
  *  0: it failed. */
 double bench_fio_speed(
 	const char *file, uint64_t off, bool write, uint64_t block_bytes, unsigned depth, uint64_t bytes);
-/** bench_fio_p99_us() - of reads one after the other, a pause of a millisecond between: no limit of the device's is met */
+/** bench_fio_p99_us() - of reads one after the other, a pause of a millisecond between: no limit of the device's is
+ *  met */
 double bench_fio_p99_us(const char *file, uint64_t off, uint64_t block_bytes, uint64_t bytes);
 
 #endif

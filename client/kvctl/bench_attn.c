@@ -2,8 +2,8 @@
  * bench_attn.c - kvctl bench attn: a decode step over blocks of the pool, in place, beside the same over private
  * contiguous memory and beside reading the same bytes
  *
- * One layer of 32 query and 8 KV heads of 128, f16, blocks of 64 tokens as the pool's own layout has them (HND), one thread.
- * Processor time, the least of some turns between what is compared: other work on the machine shows less so.
+ * One layer of 32 query and 8 KV heads of 128, f16, blocks of 64 tokens as the pool's own layout has them (HND), one
+ * thread. Processor time, the least of some turns between what is compared: other work on the machine shows less so.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>

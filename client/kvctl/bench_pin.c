@@ -3,11 +3,11 @@
  *
  * The bare probe reads the namespace's own index and descriptors through a mapping of its own, compares the key, pins
  * nothing.  All go through the same keys in the same random order, slice by slice in turns; LMDB's get in such an order
- * too.  Probes are told twice: one after the other, as by a reader who uses what it found before it looks for more (pins
- * are like that anyway: each is two locked operations, which nothing overtakes), and overlapping.  Nobody waits for
- * anything, so CPU time is told, and of all slices of a kind the one below which a tenth lies: where the CPU's other
- * thread is somebody's, stores and loads take twice as long at times, also without kvpool.  Such a time may outlast a
- * round of slices, so a row that is over its target is measured for more rounds, both sides alike.
+ * too.  Probes are told twice: one after the other, as by a reader who uses what it found before it looks for more
+ * (pins are like that anyway: each is two locked operations, which nothing overtakes), and overlapping.  Nobody waits
+ * for anything, so CPU time is told, and of all slices of a kind the one below which a tenth lies: where the CPU's
+ * other thread is somebody's, stores and loads take twice as long at times, also without kvpool.  Such a time may
+ * outlast a round of slices, so a row that is over its target is measured for more rounds, both sides alike.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>

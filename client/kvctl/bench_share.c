@@ -1,9 +1,9 @@
 /*
  * bench_share.c - kvctl bench share: a prefix published by one process, got by another and every cache line read
  *
- * Beside it the same reads found by a bare hash index, from the very same pages (what the pool's protocol costs) and from
- * shared memory of its own; and what LMDB, memcached and Redis take.  Two pieces of memory differ here by 10 or 20 % for
- * no reason but where the hypervisor put them, so the target is on the same pages.
+ * Beside it the same reads found by a bare hash index, from the very same pages (what the pool's protocol costs) and
+ * from shared memory of its own; and what LMDB, memcached and Redis take.  Two pieces of memory differ here by 10 or 20
+ * % for no reason but where the hypervisor put them, so the target is on the same pages.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>

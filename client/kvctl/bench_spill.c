@@ -1,12 +1,13 @@
 /*
  * bench_spill.c - kvctl bench spill: blocks to the spill store and back, beside fio on the same file system
  *
- * Disks vary by a factor of four within minutes: a round of ours and two of fio's are taken in turns, and the band in which
- * fio is beside itself is told with each row.  Where that band is wider than what is to be shown, no target is set.
+ * Disks vary by a factor of four within minutes: a round of ours and two of fio's are taken in turns, and the band in
+ * which fio is beside itself is told with each row.  Where that band is wider than what is to be shown, no target is
+ * set.
  *
- * A cgroup's limit lets through what a tenth of a second is worth at once, and then as much each tenth of a second: the time
- * of one pass is a stair of its bytes, on which a few more cost nothing or a whole step.  So passes differ in length, round
- * by round, over one step, and what is told is the time of all rounds together.
+ * A cgroup's limit lets through what a tenth of a second is worth at once, and then as much each tenth of a second: the
+ * time of one pass is a stair of its bytes, on which a few more cost nothing or a whole step.  So passes differ in
+ * length, round by round, over one step, and what is told is the time of all rounds together.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>
@@ -318,8 +319,8 @@ static int fill_store(struct spill_bench *s)
 
 /* ---- restores beside writes ---- */
 
-/* Publish for ever: what does not fit is written out.  It makes blocks as fast as a processor copies, and the store takes what it
-   can; so it gives way on the processor to those that are measured, the daemon first. */
+/* Publish for ever: what does not fit is written out.  It makes blocks as fast as a processor copies, and the store
+   takes what it can; so it gives way on the processor to those that are measured, the daemon first. */
 static void write_for_ever(const struct bench *bench)
 {
 	struct load load;

@@ -1,8 +1,8 @@
 /*
  * bench_start.c - kvctl bench start: how fast a daemon gets its memory, and how fast it is back with all its blocks
  *
- * Daemons of its own, one after the other in one directory.  What is compared is taken in turns, and the least of the rounds
- * is told: what is measured has no luck, only bad luck.
+ * Daemons of its own, one after the other in one directory.  What is compared is taken in turns, and the least of the
+ * rounds is told: what is measured has no luck, only bad luck.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>

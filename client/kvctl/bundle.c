@@ -1,8 +1,8 @@
 /*
  * bundle.c - kvctl support-bundle: everything somebody far away needs to judge a pool, in one file
  *
- * Runs this kvctl's own commands and a few of the system's, each for a limited time, into files of a directory, and packs
- * that.  No block, key or secret of a namespace is in it: none of these commands prints any.
+ * Runs this kvctl's own commands and a few of the system's, each for a limited time, into files of a directory, and
+ * packs that.  No block, key or secret of a namespace is in it: none of these commands prints any.
  */
 #define _GNU_SOURCE 1
 #include <dirent.h>
@@ -160,7 +160,8 @@ static void put_away(const struct bundle *bundle)
 	rmdir(bundle->dir);
 }
 
-/* Before anything is collected, so that a path that cannot be had costs nobody a minute.  What is there is never touched. */
+/* Before anything is collected, so that a path that cannot be had costs nobody a minute.  What is there is never
+   touched. */
 static int make_places(struct bundle *bundle)
 {
 	const char *tmp = getenv("TMPDIR");

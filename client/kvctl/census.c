@@ -90,7 +90,8 @@ static int census_read(struct census *census)
 	census->index = malloc(head->n_buckets * sizeof(*census->index));
 	if (!census->slabs || !census->places || !census->marks || !census->index)
 		return -ENOMEM;
-	/* index last: a block published after the descriptors were read then shows as a stray hint, not as a lost block */
+	/* index last: a block published after the descriptors were read then shows as a stray hint, not as a lost
+	   block */
 	return census_read_places(census) < 0 ? -EIO
 					      : pool_read(census->fd, census->index,
 							head->n_buckets * sizeof(*census->index), head->index_off);

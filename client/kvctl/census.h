@@ -45,7 +45,8 @@ uint64_t census_missing_parents(const struct census *census, const struct census
 
 /** census_block() - descriptor of a slot, NULL: no slab there, or out of bounds */
 const struct kvp_block *census_block(const struct census *census, uint64_t slot);
-/** census_hold() - some session pins this slot. Return: it holds a block there; a pin on any other slot is nobody's hold. */
+/** census_hold() - some session pins this slot. Return: it holds a block there; a pin on any other slot is nobody's
+ *  hold. */
 bool census_hold(struct census *census, uint32_t place, uint32_t index);
 /** census_grants_of() - slots granted to a session, those withdrawn and set aside included */
 uint64_t census_grants_of(const struct census *census, uint64_t session_id);

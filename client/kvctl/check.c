@@ -618,8 +618,8 @@ static int look(struct check *check)
 	return 0;
 }
 
-/* Look, and while a daemon runs look again at what seems wrong, until it is right or has lasted.  What it sums up in rounds has lasted when it
-   has had its rounds, whatever the clock says. */
+/* Look, and while a daemon runs look again at what seems wrong, until it is right or has lasted.  What it sums up in
+   rounds has lasted when it has had its rounds, whatever the clock says. */
 static int check_run(struct check *check)
 {
 	uint64_t start = now_ns();

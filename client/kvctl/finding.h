@@ -27,7 +27,8 @@ struct finding {
 		since; /* how they stood, its rounds by then, and its rounds when they were first seen so */
 };
 
-/* A round that begins after the pins were seen, and its sum told: the third to begin after the one that was under way. */
+/* A round that begins after the pins were seen, and its sum told: the third to begin after the one that was under
+   way. */
 #define FINDING_ROUNDS 3u
 
 #define FINDINGS_MAX 1000 /* kept; all are counted */

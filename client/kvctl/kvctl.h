@@ -1,8 +1,8 @@
 /*
  * kvctl.h - what the commands of kvctl have in common: exit codes, how they complain, and who they are
  *
- * One thread.  A command is a function of a file of its noun; it parses its own options (option.h), prints to stdout and
- * returns an exit code.  Everything read from shared memory is input: bounds first, then use.
+ * One thread.  A command is a function of a file of its noun; it parses its own options (option.h), prints to stdout
+ * and returns an exit code.  Everything read from shared memory is input: bounds first, then use.
  */
 #ifndef KVCTL_H
 #define KVCTL_H

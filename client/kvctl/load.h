@@ -15,7 +15,8 @@ struct load {
 	struct kvp_ns *ns;
 };
 
-/** load_open() - a client in a namespace of opaque blocks of @block_bytes. Return: 0; KVCTL_DOWN, KVCTL_FAILED (said). */
+/** load_open() - a client in a namespace of opaque blocks of @block_bytes. Return: 0; KVCTL_DOWN, KVCTL_FAILED
+ *  (said). */
 int load_open(struct load *load, const char *socket, const char *ns_name, uint64_t block_bytes, uint32_t stock);
 /** load_open_desc() - the same with a descriptor of the caller's */
 int load_open_desc(
@@ -36,7 +37,8 @@ uint64_t load_read_lines(const void *data, uint64_t bytes);
 
 /** load_cpu_ns() - CPU time of this thread: what a loop without waits takes, whoever else wants the CPU */
 uint64_t load_cpu_ns(void);
-/** load_median(), load_lowest_tenth() - of @n values, which are put in order; the value below which a tenth of them lies */
+/** load_median(), load_lowest_tenth() - of @n values, which are put in order; the value below which a tenth of them
+ *  lies */
 double load_median(double *values, unsigned n);
 double load_lowest_tenth(double *values, unsigned n);
 
@@ -58,7 +60,8 @@ struct load_index {
 	const struct kvp_block *blocks;
 	uint64_t n_blocks;
 };
-/** load_index_open() - @socket's pool, the namespace of @ns. Return: 0; KVCTL_FAILED (said): not root nor the pool's user. */
+/** load_index_open() - @socket's pool, the namespace of @ns. Return: 0; KVCTL_FAILED (said): not root nor the pool's
+ *  user. */
 int load_index_open(struct load_index *index, const char *socket, const struct kvp_ns *ns);
 void load_index_close(struct load_index *index);
 /** load_index_probe() - as a reader probes, the key compared, nothing pinned. Return: a slot, or UINT64_MAX. */

@@ -69,7 +69,8 @@ int pool_object_open(const struct pool *pool, const char *path, struct stat *st)
 /** pool_read() - pread all of [off, off + bytes). Return: 0; -ENODATA: the file ends before; -errno. */
 int pool_read(int fd, void *to, uint64_t bytes, uint64_t off);
 
-/** pool_socket_path() - what @socket, KVPOOL_SOCKET or the default names, made absolute. Return: 0; KVCTL_USAGE (said). */
+/** pool_socket_path() - what @socket, KVPOOL_SOCKET or the default names, made absolute. Return: 0; KVCTL_USAGE
+ *  (said). */
 int pool_socket_path(const char *socket, char path[KVP_SOCKET_MAX]);
 
 /** pool_uuid_of_name() - "kvp-<uuid>-<rest>" -> uuid, and where the rest begins; NULL: no such name */

@@ -108,7 +108,8 @@ static void sweep_socket(struct sweep *sweep, const char *path)
 		sweep->n_other++;
 }
 
-/* Those whose paths the header tells; of --listen and --admin-socket only the daemon knows, and the next one takes them over. */
+/* Those whose paths the header tells; of --listen and --admin-socket only the daemon knows, and the next one takes them
+   over. */
 static void sweep_sockets(struct sweep *sweep, const struct pool *pool)
 {
 	char path[KVP_SOCKET_MAX];
@@ -127,7 +128,8 @@ static int pool_file_lock(const struct pool *pool, char path[POOL_PATH_MAX], str
 	int fd;
 
 	snprintf(path, POOL_PATH_MAX, POOL_SHM_DIR "/kvpool.%s", pool->name);
-	/* O_CREAT on another user's existing file in a sticky directory is refused, even to root (fs.protected_regular) */
+	/* O_CREAT on another user's existing file in a sticky directory is refused, even to root
+	   (fs.protected_regular) */
 	fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
 	if (fd < 0 && errno == ENOENT)
 		fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);

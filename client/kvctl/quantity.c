@@ -169,14 +169,16 @@ const char *text_clean(char *to, size_t room, const char *from, size_t from_room
 	return to;
 }
 
-/* Controls and unassigned ones are what iswprint() leaves out; beside those, what turns the direction of writing or takes no room. */
+/* Controls and unassigned ones are what iswprint() leaves out; beside those, what turns the direction of writing or
+   takes no room. */
 static bool char_is_hidden(wchar_t c)
 {
 	return (c >= 0x200b && c <= 0x200f) || (c >= 0x202a && c <= 0x202e) || (c >= 0x2060 && c <= 0x206f) ||
 	       c == 0x61c || c == 0xfeff || (c >= 0xfff0 && c <= 0xfffb);
 }
 
-/* Bytes of the character of UTF-8 that begins at @s, whatever the terminal's locale is; 0: none that is printed as it is. */
+/* Bytes of the character of UTF-8 that begins at @s, whatever the terminal's locale is; 0: none that is printed as it
+   is. */
 static size_t char_printable(const char *s, size_t n)
 {
 	static locale_t utf8;

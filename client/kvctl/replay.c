@@ -1,5 +1,6 @@
 /*
- * replay.c - kvctl replay: what a pool of a size would have kept of a trace, beside least recent use and the optimum; see replay.h
+ * replay.c - kvctl replay: what a pool of a size would have kept of a trace, beside least recent use and the optimum;
+ * see replay.h
  */
 #include "replay.h"
 

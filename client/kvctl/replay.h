@@ -1,7 +1,8 @@
 /*
  * replay.h - inside of kvctl replay: a trace of requests, and what a pool would have kept of it
  *
- * replay_trace.c reads traces, replay_tiers.c plays one through a policy, replay_best.c through the optimum, replay.c is the command.
+ * replay_trace.c reads traces, replay_tiers.c plays one through a policy, replay_best.c through the optimum, replay.c
+ * is the command.
  */
 #ifndef KVCTL_REPLAY_H
 #define KVCTL_REPLAY_H
@@ -31,7 +32,8 @@ struct replay_trace {
 	char wrong[160]; /* with it, where it could not be read */
 };
 
-/** replay_trace_read() - a kvt1 trace, plain or compressed with zstd, or Mooncake's JSON lines. Return: 0; -errno with @why. */
+/** replay_trace_read() - a kvt1 trace, plain or compressed with zstd, or Mooncake's JSON lines. Return: 0; -errno with
+ *  @why. */
 int replay_trace_read(struct replay_trace *trace, const char *path, char why[256]);
 void replay_trace_free(struct replay_trace *trace);
 

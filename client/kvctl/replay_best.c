@@ -1,8 +1,8 @@
 /*
  * replay_best.c - the optimum: what is used again latest goes first, and need not be taken in at all
  *
- * Exact for whole prefixes: a block is never used later than what hangs below it, so of equals the deepest goes first and what is left
- * is always reachable.
+ * Exact for whole prefixes: a block is never used later than what hangs below it, so of equals the deepest goes first
+ * and what is left is always reachable.
  */
 #include "replay.h"
 

@@ -1,10 +1,11 @@
 /*
  * replay_tiers.c - a trace, played through a policy as the daemon asks it
  *
- * Without a store the policy chooses what leaves memory.  With one, memory is in front of it by least recent use, as what leaves it is not
- * lost, and admission says what comes into the store, by what the policy knows.  What leaves that is what was written first, as in the daemon's
- * log, with all that hangs below it unless it is in memory too; room that it leaves behind it does so in turn, as a log's; what leaves memory
- * again with a copy there that is old may be written again.  Or the policy chooses it, which no log can.
+ * Without a store the policy chooses what leaves memory.  With one, memory is in front of it by least recent use, as
+ * what leaves it is not lost, and admission says what comes into the store, by what the policy knows.  What leaves that
+ * is what was written first, as in the daemon's log, with all that hangs below it unless it is in memory too; room that
+ * it leaves behind it does so in turn, as a log's; what leaves memory again with a copy there that is old may be
+ * written again.  Or the policy chooses it, which no log can.
  */
 #include "replay.h"
 
@@ -132,7 +133,8 @@ static void store_lose(struct replay *replay, uint32_t i)
 	replay->result->lost++;
 }
 
-/* All below it that is in the store: nobody could reach it.  A parent comes before its children in a trace, so this ends. */
+/* All below it that is in the store: nobody could reach it.  A parent comes before its children in a trace, so this
+   ends. */
 static void store_lose_below(struct replay *replay, uint32_t i)
 {
 	uint32_t at = i;

@@ -26,7 +26,8 @@ json_t *report_counters_json(const struct kvp_counters *counters);
 json_t *report_ns_counters_json(const struct kvp_ns_counters *counters);
 /** report_units_json() - kind, unit and help of every counter */
 json_t *report_units_json(void);
-/** report_json_print() - to stdout, one line if @compact; takes the reference. Return: 0; KVCTL_FAILED: out of memory. */
+/** report_json_print() - to stdout, one line if @compact; takes the reference. Return: 0; KVCTL_FAILED: out of
+ *  memory. */
 int report_json_print(json_t *json, int compact);
 
 json_t *json_u64(uint64_t n); /* JSON integers end at 2^63 - 1 here: a larger one is shown as that */
@@ -44,7 +45,8 @@ struct ns_balance {
 	int holds; /* free + held + evictable + in transit = total */
 };
 struct ns_balance report_balance(const struct kvp_ns_counters *counters);
-/** report_slot_bytes() - what a block of the namespace takes of the pool, with its share of what is left over of a slab */
+/** report_slot_bytes() - what a block of the namespace takes of the pool, with its share of what is left over of a
+ *  slab */
 uint64_t report_slot_bytes(const struct kvp_ns_row *row);
 
 /* Value of a counter in a copy nobody else changes. */

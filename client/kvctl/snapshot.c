@@ -14,7 +14,8 @@
 #define TRIES_NS 100000000ull
 #define TRIES_PATIENT_NS 1000000000ull
 
-/* The raw bytes of the object, read whole: rows lie in it as its head says, and head and rows are checked to be inside. */
+/* The raw bytes of the object, read whole: rows lie in it as its head says, and head and rows are checked to be
+   inside. */
 struct raw {
 	int fd;
 	char *bytes;
@@ -39,8 +40,8 @@ static bool part_inside(uint32_t off, uint32_t row_bytes, uint64_t n, size_t lea
 	return off % 8 == 0 && row_bytes % 8 == 0 && row_bytes >= least && (uint64_t)off + row_bytes * n <= size;
 }
 
-/* Of another minor version rows and counters may be longer, or shorter: what it does not count is shown as 0.  Before the last of
-   1.0 they were in no fixed order. */
+/* Of another minor version rows and counters may be longer, or shorter: what it does not count is shown as 0.  Before
+   the last of 1.0 they were in no fixed order. */
 static bool counters_readable(const struct kvp_stats *head, uint64_t size)
 {
 	uint64_t end = offsetof(struct kvp_stats, counters) + (uint64_t)head->counters_bytes;
@@ -151,8 +152,8 @@ static int raw_copy(struct raw *raw, uint64_t tries_ns, uint64_t *version, bool 
 	return 0;
 }
 
-/* Rows whose first word, the id, is not 0, put together; of each of them the @known bytes, as far as it has them, after @before
-   bytes of room. */
+/* Rows whose first word, the id, is not 0, put together; of each of them the @known bytes, as far as it has them, after
+   @before bytes of room. */
 static unsigned rows_take(const struct raw *raw, uint32_t off, uint32_t row_bytes, unsigned n, void *to, size_t known,
 	size_t stride, size_t before)
 {

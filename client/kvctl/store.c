@@ -1,8 +1,8 @@
 /*
  * store.c - kvctl store: what the spill store holds, whether it is what was written, and how to be rid of it
  *
- * list and verify read the store itself and ask the daemon nothing; scrub is the daemon's; drop is the daemon's while one
- * runs, else it is done here under the store's lock.
+ * list and verify read the store itself and ask the daemon nothing; scrub is the daemon's; drop is the daemon's while
+ * one runs, else it is done here under the store's lock.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>

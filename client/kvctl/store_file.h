@@ -1,8 +1,9 @@
 /*
  * store_file.h - a spill store as it lies on disk, read without its daemon, or beside it
  *
- * Nothing here writes but store_file_drop(), under the store's lock.  What is read beside a daemon may change meanwhile: a
- * segment whose use changed is looked at again, and what does not count yet is no damage until it stays so.
+ * Nothing here writes but store_file_drop(), under the store's lock.  What is read beside a daemon may change
+ * meanwhile: a segment whose use changed is looked at again, and what does not count yet is no damage until it stays
+ * so.
  */
 #ifndef KVCTL_STORE_FILE_H
 #define KVCTL_STORE_FILE_H
@@ -59,7 +60,8 @@ struct store_segment {
 /* Called for each record that counts. @damaged: its data was looked at, and is not what was written. */
 typedef void (*store_record_fn)(void *owner, const struct spill_record *record, bool damaged);
 
-/** store_file_segment() - go through segment @i. @check: read the data too. @seen NULL: only counted. Return: 0; -errno. */
+/** store_file_segment() - go through segment @i. @check: read the data too. @seen NULL: only counted. Return: 0;
+ *  -errno. */
 int store_file_segment(struct store_file *store, uint32_t i, bool check, store_record_fn seen, void *owner,
 	struct store_segment *segment);
 /** store_file_drop() - no record of @ns_id (0: of all) counts any more. The caller has opened it to write, and it is not

@@ -8,7 +8,8 @@
 
 #define TABLE_COLUMNS_MAX 16
 
-/* Cells are copied; columns are as wide as their widest cell.  Out of memory ends the row early: a table is for people. */
+/* Cells are copied; columns are as wide as their widest cell.  Out of memory ends the row early: a table is for
+   people. */
 struct table {
 	unsigned n_columns;
 	const char *heads[TABLE_COLUMNS_MAX]; /* "<left" or ">right" */

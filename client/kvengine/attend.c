@@ -97,7 +97,8 @@ static int select_range(struct attend_state *a, uint64_t first, uint64_t n)
 	return a->store->ops->select(a->store, a->blocks, n, &a->table, a->error);
 }
 
-/* All of the prompt's blocks, never more than a piece of them at hand: parts of the keys joined by their log-sum-exp. */
+/* All of the prompt's blocks, never more than a piece of them at hand: parts of the keys joined by their
+   log-sum-exp. */
 static int attend_pieces(struct attend_state *a, uint32_t layer, struct kvattn_seq *seq, uint64_t n_blocks)
 {
 	const struct kvattn_geom *geom = &a->store->geom[layer];

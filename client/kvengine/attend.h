@@ -66,7 +66,8 @@ int attend_begin(struct attend_state *a);
 int attend_rows(
 	struct attend_state *a, uint32_t layer, uint64_t first, uint32_t n, const float *q, float *out, size_t stride);
 
-/** attend_prompt_ends() - the prompt was computed: from now on rows come one by one. Return: 0; negative errno with @error. */
+/** attend_prompt_ends() - the prompt was computed: from now on rows come one by one. Return: 0; negative errno with
+ *  @error. */
 int attend_prompt_ends(struct attend_state *a);
 
 #endif

@@ -11,8 +11,8 @@ struct error {
 };
 
 /**
- * error_set() - write the sentence. Return: @code as it is, so that a failing call can end with "return error_set(...)":
- * a macro, so that compilers and analyzers see that it fails
+ * error_set() - write the sentence. Return: @code as it is, so that a failing call can end with "return
+ * error_set(...)": a macro, so that compilers and analyzers see that it fails
  */
 #define error_set(error, code, ...) \
 	({ \

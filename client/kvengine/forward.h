@@ -1,9 +1,9 @@
 /*
  * forward.h - one forward pass: rows of tokens through the model, attention left to the caller
  *
- * The pass knows nothing of where K and V live.  For each layer it hands the new rows to "store" and asks "attend" for the
- * result over all positions up to each row's own.  What it gives for a row depends on the token ids before it alone, bit
- * for bit, not on how the ids were cut into calls (see rowmath.h), provided "attend" keeps the same promise.
+ * The pass knows nothing of where K and V live.  For each layer it hands the new rows to "store" and asks "attend" for
+ * the result over all positions up to each row's own.  What it gives for a row depends on the token ids before it
+ * alone, bit for bit, not on how the ids were cut into calls (see rowmath.h), provided "attend" keeps the same promise.
  *
  * One thread at a time; several struct forward may share a model.
  */

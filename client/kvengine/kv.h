@@ -41,7 +41,8 @@ struct kv_ops {
 	const int16_t *(*nodes)(const struct kv_store *store);
 	/* all layers of the tokens before @n are stored */
 	int64_t (*commit)(struct kv_store *store, uint64_t n, struct error *error);
-	/* of a layer, one for each full committed block; returns their number. NULL, as are the next two: this store cannot */
+	/* of a layer, one for each full committed block; returns their number. NULL, as are the next two: this store
+	   cannot */
 	int64_t (*summaries)(const struct kv_store *store, uint32_t layer, const float **summaries);
 	/* have these blocks at hand, a table of them; valid until the next call but summaries */
 	int (*select)(struct kv_store *store, const uint64_t *blocks, uint64_t n, struct kvattn_table *table,

@@ -1,17 +1,19 @@
 /*
- * rowmath.h - the arithmetic of a forward pass on rows of activations: matrix product, RMS norm, SwiGLU, rotary positions
+ * rowmath.h - the arithmetic of a forward pass on rows of activations: matrix product, RMS norm, SwiGLU, rotary
+ * positions
  *
- * The promise everything rests on: the bits of a row of results depend on that row of inputs and on the weights, never on
- * how many rows are computed together nor on which row it is.  So a token's K, V and logits are the same whether its
+ * The promise everything rests on: the bits of a row of results depend on that row of inputs and on the weights, never
+ * on how many rows are computed together nor on which row it is.  So a token's K, V and logits are the same whether its
  * prompt was computed whole, in chunks, or found in the pool.  Each output is one sum, taken in the order of the input
  * columns; several rows share each load of a weight, which is why a prompt costs less a token than decoding does.
  *
- * Versions: plain C, AVX2 with FMA, AVX-512; picked once at run time, the one libkvattn uses.  AVX2 and AVX-512 give the same bits (the order of
- * sums does not depend on the vector length), plain C does not fuse and gives others: bits are for one machine.
+ * Versions: plain C, AVX2 with FMA, AVX-512; picked once at run time, the one libkvattn uses.  AVX2 and AVX-512 give
+ * the same bits (the order of sums does not depend on the vector length), plain C does not fuse and gives others: bits
+ * are for one machine.
  *
- * Why not OpenBLAS: 0.3.21 gives a row other bits when the number of rows differs, and is slower at these sizes (344 x 128,
- * 64 rows, one core of an AMD EPYC family 26, GFLOPS: 154 here, 102 with its SkylakeX kernels, 31 with the ones it picks
- * for a CPU it does not know; a single row 58 against 35 and 8).
+ * Why not OpenBLAS: 0.3.21 gives a row other bits when the number of rows differs, and is slower at these sizes (344 x
+ * 128, 64 rows, one core of an AMD EPYC family 26, GFLOPS: 154 here, 102 with its SkylakeX kernels, 31 with the ones it
+ * picks for a CPU it does not know; a single row 58 against 35 and 8).
  *
  * No threads, no allocation outside matrix_init().
  */

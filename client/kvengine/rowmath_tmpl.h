@@ -1,10 +1,10 @@
 /*
  * rowmath_tmpl.h - the matrix product for one instruction set; included by rowmath.c, once for each
  *
- * The includer defines: ROW_NAME(x) the suffix, ROW_TARGET the target attribute, VEC the vector type, LANES, VEC_ZERO(),
- * VEC_SET1(f), VEC_LOAD(p), VEC_STORE(p, v), VEC_FMA(a, b, c) = a * b + c, ROWS_MANY (rows that share a load of weights)
- * and PANELS_ONE (panels side by side for a single row: a single sum waits for its own last addition, so a core is only
- * busy with eight or more of them).
+ * The includer defines: ROW_NAME(x) the suffix, ROW_TARGET the target attribute, VEC the vector type, LANES,
+ * VEC_ZERO(), VEC_SET1(f), VEC_LOAD(p), VEC_STORE(p, v), VEC_FMA(a, b, c) = a * b + c, ROWS_MANY (rows that share a
+ * load of weights) and PANELS_ONE (panels side by side for a single row: a single sum waits for its own last addition,
+ * so a core is only busy with eight or more of them).
  */
 #define VECS (ROW_PANEL / LANES)
 

@@ -43,7 +43,8 @@ static int sort_compare(const void *a, const void *b, void *context)
 	return r ? r : (i > j) - (i < j);
 }
 
-/* The lowest id of the piece with this text, or TOKEN_UNKNOWN.  Control tokens and raw bytes are never found by text. */
+/* The lowest id of the piece with this text, or TOKEN_UNKNOWN.  Control tokens and raw bytes are never found by
+   text. */
 static uint32_t piece_find(const struct tokenizer *tokenizer, const char *text, size_t length)
 {
 	uint32_t low = 0, high = tokenizer->n_vocab - TOKEN_PIECE;

@@ -1,8 +1,8 @@
 /*
  * tokenizer.h - text to token ids and back, for tokenizers in llama2.c's format
  *
- * File: int32 longest token, then for each id: float32 score, int32 length, bytes.  Ids: 0 unknown, 1 BOS, 2 EOS, 3..258
- * the raw bytes, from 259 on pieces of text.  Foreign bytes: checked as they are read.
+ * File: int32 longest token, then for each id: float32 score, int32 length, bytes.  Ids: 0 unknown, 1 BOS, 2 EOS,
+ * 3..258 the raw bytes, from 259 on pieces of text.  Foreign bytes: checked as they are read.
  */
 #ifndef KVENGINE_TOKENIZER_H
 #define KVENGINE_TOKENIZER_H
@@ -33,7 +33,8 @@ struct tokenizer {
 	char *bytes;
 };
 
-/** tokenizer_open() - @n_vocab: the model's. Return: 0; -EINVAL damaged, or of another vocabulary; -ENOMEM; -errno of the file. */
+/** tokenizer_open() - @n_vocab: the model's. Return: 0; -EINVAL damaged, or of another vocabulary; -ENOMEM; -errno of
+ *  the file. */
 int tokenizer_open(struct tokenizer *tokenizer, const char *path, uint32_t n_vocab, struct error *error);
 /** tokenizer_close() - may run twice */
 void tokenizer_close(struct tokenizer *tokenizer);

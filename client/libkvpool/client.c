@@ -217,7 +217,8 @@ static void sessions_close(struct kvp_client *client, bool in_child)
 	}
 }
 
-/* First the lock goes with the session object's descriptor, then the word: so the daemon can end the session at once. */
+/* First the lock goes with the session object's descriptor, then the word: so the daemon can end the session at
+   once. */
 static void say_bye(struct kvp_client *client)
 {
 	struct kvp_msg msg = {.magic = KVP_WIRE_MAGIC, .type = KVP_MSG_BYE, .bytes = sizeof(msg)};

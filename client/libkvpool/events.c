@@ -1,8 +1,8 @@
 /*
  * events.c - what happens in a namespace, read out of the daemon's ring of it (struct kvp_ring)
  *
- * The ring is asked for at the first call, and again when another daemon came.  ns->ring_lock is held for copying, never for
- * a wait.
+ * The ring is asked for at the first call, and again when another daemon came.  ns->ring_lock is held for copying,
+ * never for a wait.
  */
 #include "internal.h"
 

@@ -1,8 +1,8 @@
 /*
  * find.c - finding, pinning and releasing blocks; what engines call most
  *
- * The reader's side of the protocol at struct kvp_block.  A key that lies in a mapped slab is found, pinned and released
- * with no system call, no lock and no store to memory that another process writes, but for the pin itself.
+ * The reader's side of the protocol at struct kvp_block.  A key that lies in a mapped slab is found, pinned and
+ * released with no system call, no lock and no store to memory that another process writes, but for the pin itself.
  */
 #include "internal.h"
 
@@ -224,7 +224,8 @@ static HOT bool bucket_is_full(const struct kvp_index_bucket *bucket)
 	return true;
 }
 
-/* One pass over the key's buckets. FOUND_BUSY: a hint pointed to a slot that was just being looked at by the evictor. */
+/* One pass over the key's buckets. FOUND_BUSY: a hint pointed to a slot that was just being looked at by the
+   evictor. */
 static HOT enum found index_probe(struct ns_map *map, const struct kvp_key *key, enum lookup how, struct spot *spot)
 {
 	const uint64_t home = kvp_index_home(key, map->n_buckets);
@@ -326,8 +327,8 @@ static HOT uint64_t slot_guess(const struct ns_map *map, const struct kvp_key *k
 /* ---- views ---- */
 
 /*
- * Between two pins, and between a pin and its release, each store costs: a locked operation waits until those before it are
- * in the cache, and registers saved by a function are stores too.  So these are few, and what is rare is called.
+ * Between two pins, and between a pin and its release, each store costs: a locked operation waits until those before it
+ * are in the cache, and registers saved by a function are stores too.  So these are few, and what is rare is called.
  */
 
 static HOT void view_set(struct kvp_view *view, struct kvp_ns *ns, const struct spot *spot, uint32_t hit,
@@ -339,7 +340,8 @@ static HOT void view_set(struct kvp_view *view, struct kvp_ns *ns, const struct 
 	hold->block = spot->block;
 	hold->generation = spot->generation;
 	hold->pin = spot->pin;
-	/* field by field: a whole one would be cleared first, with a string instruction; the rest of opaque is not looked at */
+	/* field by field: a whole one would be cleared first, with a string instruction; the rest of opaque is not
+	   looked at */
 	view->data = spot->data;
 	view->used_bytes = spot->used_bytes;
 	view->used_tokens = spot->used_tokens;
@@ -388,7 +390,8 @@ static inline bool hold_is_dead(const struct hold *hold)
 	return atomic_load_explicit(&process_forked, memory_order_relaxed) && atomic_load(&hold_client(hold)->dead);
 }
 
-/* Of a hold whose block is not there as a whole: one that was given while it was being read back may stand all the same. */
+/* Of a hold whose block is not there as a whole: one that was given while it was being read back may stand all the
+   same. */
 static bool hold_lost_for_good(const struct hold *hold)
 {
 	uint64_t word = atomic_load_explicit(&hold->block->word, memory_order_relaxed);
@@ -503,7 +506,8 @@ struct acquire {
 	uint32_t reason; /* of the first miss, as far as is known here */
 };
 
-/* The key at a->at has no hint in the index, or lies in a slab that is not mapped. Return: true: pinned all the same. */
+/* The key at a->at has no hint in the index, or lies in a slab that is not mapped. Return: true: pinned all the
+   same. */
 static __attribute__((noinline)) bool acquire_slowly(struct acquire *a, struct spot *spot)
 {
 	enum found r = find_pin(a->map, &a->keys[a->at], spot);
@@ -579,7 +583,8 @@ static void acquire_run(struct acquire *a)
 	}
 }
 
-/* Keys asked back in one message: little enough that all of them find room, and are pinned while that is kept for them. */
+/* Keys asked back in one message: little enough that all of them find room, and are pinned while that is kept for
+   them. */
 static uint32_t restore_most(const struct ns_map *map)
 {
 	uint64_t bytes = map->session->header->pool_bytes / 8, n;

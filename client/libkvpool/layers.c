@@ -1,8 +1,8 @@
 /*
  * layers.c - waiting for the layers of a block that is being read back
  *
- * The other half of the protocol of arriving blocks, struct kvp_block of kvpool_shm.h: the count of layers is looked at, and
- * when it is too small slept on, in the block's descriptor, which the daemon alone writes.
+ * The other half of the protocol of arriving blocks, struct kvp_block of kvpool_shm.h: the count of layers is looked
+ * at, and when it is too small slept on, in the block's descriptor, which the daemon alone writes.
  */
 #include "internal.h"
 

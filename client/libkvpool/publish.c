@@ -4,15 +4,16 @@
  * A batch is one PUBLISH in flight with what it takes to finish it: it outlives a lost connection, is sent again on the
  * next one, and is settled by whoever waits for it, or by the keeper.  Until it is settled its rooms are nobody else's.
  *
- * An answer that was lost: the daemon refuses the second publish of a grant (-KVP_ESTALE), but the descriptor tells: same
- * generation, same key, published - then it was stored.  The writer's own pin has kept it there.
+ * An answer that was lost: the daemon refuses the second publish of a grant (-KVP_ESTALE), but the descriptor tells:
+ * same generation, same key, published - then it was stored.  The writer's own pin has kept it there.
  */
 #include "internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Not told to anybody: to be sent again; and so, but a first time it was stored, which is what its writer is told then. */
+/* Not told to anybody: to be sent again; and so, but a first time it was stored, which is what its writer is told
+   then. */
 #define PUB_AGAIN 0xffu
 #define PUB_STORED_AGAIN 0xfeu
 #define REPEATS 3 /* there, but evicted before it was pinned: publish again so often */
@@ -188,8 +189,8 @@ static void item_stored_elsewhere(struct batch *batch, struct batch_item *item, 
 			r = find_pin_wait(batch->map, &item->key, keeper ? 0 : after_ms(ANSWER_MS), &item->spot);
 	}
 	if (r != FOUND_PINNED) {
-		/* the keeper cannot wait for a mapping: a sequence reads its own bytes then; a caller who wants to hold what
-		   cannot be mapped is left what it has */
+		/* the keeper cannot wait for a mapping: a sequence reads its own bytes then; a caller who wants to hold
+		   what cannot be mapped is left what it has */
 		item->spot.map = NULL;
 		item->again = r != FOUND_UNMAPPED;
 		item->result = r == FOUND_UNMAPPED && batch->keep_rooms ? KVP_PUB_EXISTS : KVP_PUB_REJECTED;
@@ -429,7 +430,8 @@ static void publish_results(struct publish *p, struct batch *batch, int status)
 	}
 }
 
-/* Send one batch and wait. Return: 0; 1: some are worth another try; -KVP_ETIMEDOUT: used up, the outcome is not known. */
+/* Send one batch and wait. Return: 0; 1: some are worth another try; -KVP_ETIMEDOUT: used up, the outcome is not
+   known. */
 static int publish_batch(struct publish *p, struct batch *batch)
 {
 	struct request *request = batch->request;

@@ -114,7 +114,8 @@ int array_grow(void **array, uint64_t *room, uint64_t want, size_t item);
 /** seq_table_of() - a table of these blocks, which are at hand. Return: 0; -KVP_ENOMEM. */
 int seq_table_of(struct kvp_seq *seq, const uint64_t *blocks, uint64_t n, struct kvattn_table *table);
 
-/** seq_rooms() - writable blocks, from the pool if there are some without much waiting, else private. Return: 0; -KVP_ENOMEM. */
+/** seq_rooms() - writable blocks, from the pool if there are some without much waiting, else private. Return: 0;
+ *  -KVP_ENOMEM. */
 int seq_rooms(struct kvp_seq *seq, uint64_t n, struct room *rooms);
 /** seq_keys() - have the keys of the first @n blocks. Return: 0; -KVP_ENOMEM. */
 int seq_keys(struct kvp_seq *seq, uint64_t n);

@@ -1,8 +1,8 @@
 /*
  * seq_kept.c - some tokens of a sequence as a sequence of its own: what is left when the others are dropped for good
  *
- * Its blocks are not those of any prompt, and their keys say so: every one depends on a label and on an identity of what
- * was kept of what.
+ * Its blocks are not those of any prompt, and their keys say so: every one depends on a label and on an identity of
+ * what was kept of what.
  */
 #include "seq.h"
 
@@ -79,7 +79,8 @@ static int kept_append(struct kvp_seq *kept, const struct kvp_seq *seq, const st
 	return r < 0 ? (int)r : 0;
 }
 
-/* Rows @first .. @first + @n - 1 of the kept sequence, which lie in one tile of it. @rows: room for STEP of K, then of V. */
+/* Rows @first .. @first + @n - 1 of the kept sequence, which lie in one tile of it. @rows: room for STEP of K, then of
+   V. */
 static int rows_keep(const struct kvp_seq *kept, const struct kvp_seq *seq, const struct kvp_keep *keep,
 	const struct kvattn_geom *geom, uint64_t first, uint32_t n, float *rows)
 {

@@ -1,10 +1,11 @@
 /*
  * seq_sparse.c - sequences of which only some blocks are at hand: summaries of all, and the blocks that were selected
  *
- * A block's summary is made of its stored K before it is published, and lies in a block of another namespace (derived.c)
- * that the sequence holds for as long as it has the block.  The block itself may go: it is let go of (CELL_AWAY) when
- * more than resident_blocks are held, and pinned, from the spill store if need be, when it is selected again.  Blocks of
- * such a sequence are published without a parent: any may be used without the ones before, so each goes by its own age.
+ * A block's summary is made of its stored K before it is published, and lies in a block of another namespace
+ * (derived.c) that the sequence holds for as long as it has the block.  The block itself may go: it is let go of
+ * (CELL_AWAY) when more than resident_blocks are held, and pinned, from the spill store if need be, when it is selected
+ * again.  Blocks of such a sequence are published without a parent: any may be used without the ones before, so each
+ * goes by its own age.
  */
 #include "seq.h"
 

@@ -3,10 +3,10 @@
  *
  *	kvbench-peers lookup|share lmdb|memcached|redis N_BLOCKS BLOCK_BYTES N_PROCESSES
  *
- * One process stores N blocks under 16-byte keys, then N_PROCESSES others get them in a random order: "lookup" times the
- * get alone, "share" the get and a read of every cache line.  First passes are not timed.  Servers are started here, on a
- * socket in a directory of their own, and everything is removed at the end.  Prints one line: "ns VALUE", nanoseconds a
- * block, the mean of the processes' medians; or "skip REASON".
+ * One process stores N blocks under 16-byte keys, then N_PROCESSES others get them in a random order: "lookup" times
+ * the get alone, "share" the get and a read of every cache line.  First passes are not timed.  Servers are started
+ * here, on a socket in a directory of their own, and everything is removed at the end.  Prints one line: "ns VALUE",
+ * nanoseconds a block, the mean of the processes' medians; or "skip REASON".
  */
 #define _GNU_SOURCE 1
 #include <errno.h>
@@ -58,7 +58,8 @@ static uint64_t now_ns(void)
 	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
-/* LMDB's get waits for nobody: its CPU time is its time on a quiet machine.  Servers and what reads memory: the clock. */
+/* LMDB's get waits for nobody: its CPU time is its time on a quiet machine.  Servers and what reads memory: the
+   clock. */
 static uint64_t meter_ns(bool cpu)
 {
 	struct timespec ts;

@@ -1,9 +1,11 @@
 /*
- * policy.c - kvbench-policy: what a decision of the learned order costs, and the memory a block takes, from ten thousand blocks to ten million
+ * policy.c - kvbench-policy: what a decision of the learned order costs, and the memory a block takes, from ten
+ * thousand blocks to ten million
  *
- * A decision is a block of a request: looked up by its key, learned from, put in order, and, where it is new, another one named for it.
- * Requests are chains of sixteen blocks, most of them among a tenth of all chains.  CPU time of this thread; the median over requests, and over
- * those for which others had to go.  Beside it the yardstick: one load, anywhere in as much memory, that waits for the one before it.
+ * A decision is a block of a request: looked up by its key, learned from, put in order, and, where it is new, another
+ * one named for it. Requests are chains of sixteen blocks, most of them among a tenth of all chains.  CPU time of this
+ * thread; the median over requests, and over those for which others had to go.  Beside it the yardstick: one load,
+ * anywhere in as much memory, that waits for the one before it.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,7 +93,8 @@ struct costs {
 	unsigned n_all, n_new;
 };
 
-/* All chains once, as many again as they are measured, until what is in is what is asked for, then those. Return: false: no memory. */
+/* All chains once, as many again as they are measured, until what is in is what is asked for, then those. Return:
+   false: no memory. */
 static bool measure(struct learned *l, uint64_t room, struct costs *costs)
 {
 	uint64_t chains = room / DEPTH * 5 / 4, n = 0, dice = 1;

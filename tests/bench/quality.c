@@ -2,8 +2,8 @@
  * quality.c - what each type of stored K and V, and each way to attend to a part of the keys, costs in quality
  *
  * The repository's model on a chapter it was not trained on (tests/data/model): the first PROMPT tokens are given, the
- * others are foreseen one by one.  Loss is in nats a token; "same" is how often the likeliest token is the one of f32 and
- * full attention.  Prints a table; exact numbers differ by rounding between instruction sets.
+ * others are foreseen one by one.  Loss is in nats a token; "same" is how often the likeliest token is the one of f32
+ * and full attention.  Prints a table; exact numbers differ by rounding between instruction sets.
  */
 #include <math.h>
 #include <stdio.h>

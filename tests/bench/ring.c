@@ -3,10 +3,10 @@
  *
  *	kvbench-ring FILE read|write BLOCK_BYTES DEPTH BYTES
  *
- * fio uses DEPTH buffers again and again: they are in the cache of whoever copies from or to them.  Blocks of a pool lie each in
- * memory of its own, and a record has a page before its block.  This does that and no more, with one ring and pinned memory: no
- * checksum, no table, nobody to be told.  FILE is written over, as far as BYTES; writes end with a flush.  Prints one line: "ns
- * VALUE", nanoseconds a block; or "skip REASON".
+ * fio uses DEPTH buffers again and again: they are in the cache of whoever copies from or to them.  Blocks of a pool
+ * lie each in memory of its own, and a record has a page before its block.  This does that and no more, with one ring
+ * and pinned memory: no checksum, no table, nobody to be told.  FILE is written over, as far as BYTES; writes end with
+ * a flush.  Prints one line: "ns VALUE", nanoseconds a block; or "skip REASON".
  */
 #define _GNU_SOURCE 1
 #include <errno.h>

@@ -2,8 +2,8 @@
  * dump.c - counts of a program that does not come to its end: they are written before it is killed
  *
  * Linked by `make coverage` into each program and library, which gcc's own code lets write their counts only at exit().
- * What the sources call as kill(), raise(), _exit() and prctl() comes here first (ld's --wrap), so nothing in daemon/ or
- * client/ knows of it.  A SIGKILL becomes DUMP for a program that has this file in it, which writes and then kills
+ * What the sources call as kill(), raise(), _exit() and prctl() comes here first (ld's --wrap), so nothing in daemon/
+ * or client/ knows of it.  A SIGKILL becomes DUMP for a program that has this file in it, which writes and then kills
  * itself.  Each library has counts of its own: handlers are a chain, the first loaded ends it.
  */
 #include <errno.h>

@@ -1,8 +1,9 @@
 /*
  * wallclock.c - preloaded: a wall clock that a test sets, without touching the machine's
  *
- * CLOCK_REALTIME is off by as many seconds as the file $KVPOOL_WALLCLOCK says, 8 bytes that its test changes while programs run.
- * Waits that end by the wall clock cannot be bent that way, so the first one ends the program: there must be none.
+ * CLOCK_REALTIME is off by as many seconds as the file $KVPOOL_WALLCLOCK says, 8 bytes that its test changes while
+ * programs run. Waits that end by the wall clock cannot be bent that way, so the first one ends the program: there must
+ * be none.
  */
 #include <dlfcn.h>
 #include <fcntl.h>

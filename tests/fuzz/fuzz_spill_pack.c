@@ -1,8 +1,8 @@
 /*
  * fuzz_spill_pack.c - packed data of a record as foreign bytes
  *
- * Input: two bytes that say how long the block is to be, then the data.  The head would keep a fuzzer out for ever, so its
- * magic and length are put right when the first byte is odd.
+ * Input: two bytes that say how long the block is to be, then the data.  The head would keep a fuzzer out for ever, so
+ * its magic and length are put right when the first byte is odd.
  */
 #include <stddef.h>
 #include <stdint.h>

@@ -1,5 +1,6 @@
 /*
- * fuzz_spill_record.c - pages of a spill store as foreign bytes: superblock, segment header, record header, encrypted or not
+ * fuzz_spill_record.c - pages of a spill store as foreign bytes: superblock, segment header, record header, encrypted
+ * or not
  *
  * Input: a byte of choices, then the page, zeros after its end.  The checksum would keep a fuzzer out for ever, so a
  * choice puts it right, another takes over the store, use and place that the page names.

@@ -2,8 +2,8 @@
  * fuzz_wire.c - messages of a client as foreign bytes, in a daemon that is real but for its sockets and its loop
  *
  * Input: a byte of choices, then messages: type, length (2 bytes), body.  The header is put round them, and the id of a
- * namespace that was joined where one belongs, for a fuzzer would guess neither; type 255 is a packet as it is, 254: the client goes
- * and another one comes.  At the end the client goes and the daemon's books must balance.
+ * namespace that was joined where one belongs, for a fuzzer would guess neither; type 255 is a packet as it is, 254:
+ * the client goes and another one comes.  At the end the client goes and the daemon's books must balance.
  */
 #include <stddef.h>
 #include <stdint.h>

@@ -1,5 +1,6 @@
 /*
- * patience.h - how long this process's threads were ready to run and others ran: what a busy host makes late is nobody's fault
+ * patience.h - how long this process's threads were ready to run and others ran: what a busy host makes late is
+ * nobody's fault
  *
  * For programs that judge how long a call took.  Threads that begin after patience_begin() do not count.
  */

@@ -8,7 +8,8 @@
  *        prog_ledger SOCKET NAMESPACE where N                reserve N blocks and ask the kernel on which nodes they lie
  *
  * Blocks are chains of 8, of the content pattern.h makes of their numbers.
- * Each prints one line; exit status 1: what was asked for could not be done, 99: wrong bytes, 98: a kept block is missing.
+ * Each prints one line; exit status 1: what was asked for could not be done, 99: wrong bytes, 98: a kept block is
+ * missing.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -38,7 +39,8 @@ static struct kvp_key key_of(struct kvp_ns *ns, uint64_t block)
 	return key;
 }
 
-/* The rest of one chain, from a block whose elders are published. Return: blocks stored or there already; < 0: kvp_error(). */
+/* The rest of one chain, from a block whose elders are published. Return: blocks stored or there already; < 0:
+   kvp_error(). */
 static int64_t write_some(struct kvp_ns *ns, uint64_t from, uint64_t to)
 {
 	struct kvp_block_ref blocks[CHAIN];

@@ -15,8 +15,9 @@
  *	           else chains are made up
  *	-x         break what it may write: punch its blocks, cut and grow its session object; what it reads is its own affair
  *
- * Every byte of every view is checked; a wrong one that the release does not tell to be void is counted and ends the program
- * with status 99; one that got no namespace ends with status 75.  SHARED_FILE: struct totals, mapped by all workers and read by the driver.
+ * Every byte of every view is checked; a wrong one that the release does not tell to be void is counted and ends the
+ * program with status 99; one that got no namespace ends with status 75.  SHARED_FILE: struct totals, mapped by all
+ * workers and read by the driver.
  */
 #include <ctype.h>
 #include <dirent.h>
@@ -115,7 +116,8 @@ static struct call call_begin(const struct worker *w)
 	return call;
 }
 
-/* Slow is what was so without the time that other programs ran. Of a fast engine nobody asks it. Return: us beyond the deadline. */
+/* Slow is what was so without the time that other programs ran. Of a fast engine nobody asks it. Return: us beyond the
+   deadline. */
 static uint64_t call_end(struct worker *w, const struct call *call, uint64_t deadline_ns)
 {
 	uint64_t now = kvp_deadline_ms(0), due = deadline_ns ? deadline_ns : call->start_ns, epoch, waited;

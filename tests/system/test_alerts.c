@@ -485,8 +485,8 @@ static void kvpool_slow_when_a_turn_of_the_loop_takes_long(void **state)
 	ended(&w);
 }
 
-/* Two hours pass for the daemon, which is started anew in a time namespace that is so much later; the pin stays.  The last case: what
-   this process forks from now on lives there as well. */
+/* Two hours pass for the daemon, which is started anew in a time namespace that is so much later; the pin stays.  The
+   last case: what this process forks from now on lives there as well. */
 static void kvpool_old_hold_when_a_block_has_been_held_for_hours(void **state)
 {
 	struct kvp_key key = wire_key(1);

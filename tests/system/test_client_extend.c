@@ -1,5 +1,6 @@
 /*
- * test_client_extend.c - a block that begins as a copy of another one's first tokens, and the regions that blocks lie in
+ * test_client_extend.c - a block that begins as a copy of another one's first tokens, and the regions that blocks lie
+ * in
  *
  * kvpool-test: timeout=120
  */

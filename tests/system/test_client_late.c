@@ -1,10 +1,10 @@
 /*
- * test_client_late.c - a daemon that leaves one kind of message unanswered: no call outlives its deadline; and what happens
- * between an answer and its reading
+ * test_client_late.c - a daemon that leaves one kind of message unanswered: no call outlives its deadline; and what
+ * happens between an answer and its reading
  *
- * Between the library and a real kvpoold stands a relay that keeps messages of one type to itself, or does something while
- * it has one.  Times are what the calls took less what this process waited for a processor, so a host with other things to
- * do does not make them late.
+ * Between the library and a real kvpoold stands a relay that keeps messages of one type to itself, or does something
+ * while it has one.  Times are what the calls took less what this process waited for a processor, so a host with other
+ * things to do does not make them late.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -319,7 +319,8 @@ static void grants_that_could_not_be_mapped_go_back(void **state)
 		reserve(f, WAIT_MS, KVP_MSG_MAP);
 	atomic_store(&f->relay.kept, 0);
 	assert_int_equal(kvp_ns_info(f->ns, &info), 0);
-	/* all that the pool has room for, 4 MiB in blocks of 64 KiB: a call gives what there is, and some may be under way yet */
+	/* all that the pool has room for, 4 MiB in blocks of 64 KiB: a call gives what there is, and some may be under
+	   way yet */
 	for (;;) {
 		memset(blocks, 0, sizeof(blocks));
 		n = kvp_reserve(f->ns, 64, 0, kvp_deadline_ms(20000), blocks);

@@ -451,8 +451,8 @@ static void *continue_soon(void *arg)
 	return NULL;
 }
 
-/* Not in the index when it is looked for, in memory when it is asked for: no store had a part in that, there is none.  One client,
-   for what comes by one socket is read in its order; of two sockets either may be read first. */
+/* Not in the index when it is looked for, in memory when it is asked for: no store had a part in that, there is none.
+   One client, for what comes by one socket is read in its order; of two sockets either may be read first. */
 static void what_is_published_while_it_is_asked_for_is_a_hit_in_dram(void **state)
 {
 	struct fixture *f = *state;

@@ -1,8 +1,9 @@
 /*
  * test_core_dump.c - what a core dump of the daemon would hold: no byte of anybody's block, wherever the block has been
  *
- * All memory that VmFlags in smaps does not leave out of a core dump is searched for what the blocks consist of: before, it
- * lay in shared memory, in what was packed for the disk and unpacked from there, in what a scan or the scrubber read.
+ * All memory that VmFlags in smaps does not leave out of a core dump is searched for what the blocks consist of:
+ * before, it lay in shared memory, in what was packed for the disk and unpacked from there, in what a scan or the
+ * scrubber read.
  *
  * kvpool-test: parallel
  */

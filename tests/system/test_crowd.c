@@ -1,7 +1,8 @@
 /*
  * test_crowd.c - a thousand clients at once, 64 of them busy, and some that behave badly: the busy ones are all served
  *
- * How long their calls take is printed, beside the same 64 alone; a machine that does other things may take what it likes.
+ * How long their calls take is printed, beside the same 64 alone; a machine that does other things may take what it
+ * likes.
  *
  * kvpool-test: timeout=180
  */
@@ -76,7 +77,8 @@ static int teardown(void **state)
 	return good ? 0 : -1;
 }
 
-/* 16 engines of one process, by turns: each call publishes a block of its own and finds it. Exit status 0: all were served. */
+/* 16 engines of one process, by turns: each call publishes a block of its own and finds it. Exit status 0: all were
+   served. */
 static int is_busy(const struct host *host, uint64_t first, uint64_t *took)
 {
 	static struct wire w[BUSY];

@@ -67,8 +67,8 @@ static int teardown(void **state)
 	return good ? 0 : -1;
 }
 
-/* B54: a service manager's patience, in a child. Return (its exit status): 0: ready before it was over; 1: it was over, and the daemon
-   would have been killed; 2: ready at once, which proves nothing. */
+/* B54: a service manager's patience, in a child. Return (its exit status): 0: ready before it was over; 1: it was over,
+   and the daemon would have been killed; 2: ready at once, which proves nothing. */
 static int waits_for(int fd, unsigned limit_ms)
 {
 	uint64_t began = wire_now(), until = began + limit_ms * 1000000ull;
@@ -98,8 +98,8 @@ static int waits_for(int fd, unsigned limit_ms)
 	}
 }
 
-/* A service manager's end of the notifications, in a child. Return (its exit status): 0: it was told all of these in this order, each
-   with more time, and readiness only afterwards. */
+/* A service manager's end of the notifications, in a child. Return (its exit status): 0: it was told all of these in
+   this order, each with more time, and readiness only afterwards. */
 static int notified(int fd, const char *const *told)
 {
 	char text[512];
@@ -115,7 +115,8 @@ static int notified(int fd, const char *const *told)
 	return 2;
 }
 
-/* Start it with a service manager that listens: it is to be told all of this, or, NULL, has no more patience than @limit_ms. */
+/* Start it with a service manager that listens: it is to be told all of this, or, NULL, has no more patience than
+   @limit_ms. */
 static void start_notifying(struct host *host, const char *const *given, const char *const *told, unsigned limit_ms)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -550,7 +551,8 @@ static void *flicker_run(void *owner)
 	return NULL;
 }
 
-/* Libraries of before close a descriptor of the session object now and then, which drops the lock until they take it anew. */
+/* Libraries of before close a descriptor of the session object now and then, which drops the lock until they take it
+   anew. */
 static void a_lock_that_is_free_for_a_moment_while_a_daemon_starts_is_no_death(void **state)
 {
 	struct fixture *f = *state;
@@ -729,7 +731,8 @@ static void a_second_daemon_of_the_same_pool_is_refused_and_the_first_does_not_n
 	assert_int_equal(host_start(&second, options), -1001);
 	assert_true(host_logged(&second, "is served by another kvpoold (pid ", 1000));
 	assert_true(host_logged(&second, "choose another --name", 1000));
-	/* another pool, but the socket of the first; by hand, for host_start() would take the first's answers for the second's */
+	/* another pool, but the socket of the first; by hand, for host_start() would take the first's answers for the
+	   second's */
 	snprintf(command, sizeof(command), "'%s' --name '%.20s-b' --socket '%s' --pool 1M 2>> '%s'", f->host.binary,
 		f->host.name, f->host.socket, second.log);
 	assert_int_equal(WEXITSTATUS(system(command)), 1);

@@ -110,8 +110,8 @@ static void put(struct wire_ns *ns, uint64_t k, const struct kvp_key *parent)
 	assert_int_equal(wire_put(ns, &key, parent, k, 10000), KVP_PUB_STORED);
 }
 
-/* 1: exactly its bytes; 0: a miss, with its reason. What came back is held for a second, or until it is used: only after that may it
-   have gone again, and is fetched once more. */
+/* 1: exactly its bytes; 0: a miss, with its reason. What came back is held for a second, or until it is used: only
+   after that may it have gone again, and is fetched once more. */
 static int comes_back(struct wire_ns *ns, uint64_t k, uint32_t *reason)
 {
 	struct kvp_key key = wire_key(k);

@@ -1,8 +1,8 @@
 /*
  * test_daemon_trust.c - who gets in, what they can do with what they were given, and clients that break it
  *
- * The daemon runs under one uid, clients under two others, none of them root.  Without the right to change uids the tests
- * are skipped, and say so.
+ * The daemon runs under one uid, clients under two others, none of them root.  Without the right to change uids the
+ * tests are skipped, and say so.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -491,8 +491,8 @@ static void a_staging_area_given_up_is_memory_to_nobody(void **state)
 	run_as(BERT, gives_up_and_keeps_the_descriptor, NULL);
 }
 
-/* Blocks so long that there is one area. Who asked first is let in before who asked later, as long as it goes on asking: a
- * machine may be too slow for that to be seen at once. */
+/* Blocks so long that there is one area. Who asked first is let in before who asked later, as long as it goes on
+ * asking: a machine may be too slow for that to be seen at once. */
 static int waits_for_a_stage(void *arg)
 {
 	struct kvp_wire_join join = join_of("long", KVP_UID_SELF, 0);

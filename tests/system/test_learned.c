@@ -1,5 +1,6 @@
 /*
- * test_learned.c - what stays in a namespace, chosen while the daemon serves: set, kept, told, and as kvctl replay has it
+ * test_learned.c - what stays in a namespace, chosen while the daemon serves: set, kept, told, and as kvctl replay has
+ * it
  *
  * kvpool-test: parallel
  */

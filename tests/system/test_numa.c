@@ -1,5 +1,6 @@
 /*
- * test_numa.c - memory by node, on topologies this machine need not have (hwloc's synthetic ones: nothing is really placed)
+ * test_numa.c - memory by node, on topologies this machine need not have (hwloc's synthetic ones: nothing is really
+ * placed)
  *
  * kvpool-test: parallel
  */
@@ -248,7 +249,8 @@ static void slabs_stay_on_their_nodes_over_a_restart(void **state)
 	assert_int_equal(node_row(f, 2)->got, 4 * MIB);
 }
 
-/* A machine of three packages with one node and one processor each, of which node 1 has no memory and node 2 is nearest to it. */
+/* A machine of three packages with one node and one processor each, of which node 1 has no memory and node 2 is nearest
+   to it. */
 static void write_machine(const char *path)
 {
 	static const char distances[] = "10 30 30 30 10 20 30 20 10 ";

@@ -1,7 +1,8 @@
 /*
  * test_pages.c - what slabs are made of: 2M pages of a hugetlbfs, transparent huge pages, and what happens without them
  *
- * As root, in a mount namespace of its own, with a /dev/shm and a hugetlbfs of its own; the pages it reserves go back at the end.
+ * As root, in a mount namespace of its own, with a /dev/shm and a hugetlbfs of its own; the pages it reserves go back
+ * at the end.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,6 @@
 /*
- * test_pressure.c - what the control group says of memory, told by files of the test's own, and what the daemon does about it
+ * test_pressure.c - what the control group says of memory, told by files of the test's own, and what the daemon does
+ * about it
  *
  * kvpool-test: parallel
  */

@@ -1,5 +1,6 @@
 /*
- * test_quota_spill.c - what one uid, or one namespace, may have of the spill store, and that nobody else is the poorer for it
+ * test_quota_spill.c - what one uid, or one namespace, may have of the spill store, and that nobody else is the poorer
+ * for it
  *
  * Two uids, each by a socket of its own (--listen PATH,uid=N), so that it needs no root.
  *
@@ -162,7 +163,8 @@ static void what_is_beyond_a_quota_is_not_written_counted_and_told(void **state)
 	over(f);
 }
 
-/* Published and written, all of it: at its quota the uid gives up a segment of its own a tick, so asking again helps. */
+/* Published and written, all of it: at its quota the uid gives up a segment of its own a tick, so asking again
+   helps. */
 static void flood(struct fixture *f, unsigned uid, unsigned ns, uint64_t from, uint64_t n)
 {
 	uint64_t until = wire_now() + 30000000000ull;

@@ -89,7 +89,8 @@ static uint64_t in_slabs(const struct fixture *f)
 	return atomic_load(&f->host.stats->counters.slab_bytes_allocated);
 }
 
-/* What the slabs of this pool really occupy, those clients have mapped still included: by what the memory's names tell. */
+/* What the slabs of this pool really occupy, those clients have mapped still included: by what the memory's names
+   tell. */
 static uint64_t in_shm(const struct fixture *f)
 {
 	uint64_t bytes = 0;

@@ -1,9 +1,9 @@
 /*
  * test_scanner.c - a batch job that reads each prompt once, beside engines that come back: their working set stays
  *
- * Two users, each by a socket of its own (--listen PATH,uid=N), so that it needs no root.  One chats; the other one has an agent, whose
- * blocks come back too, and the job, in a namespace of its own.  Between two uses of a chain the job publishes more than the pool holds:
- * one order by least recent use over all of it would find nothing again.
+ * Two users, each by a socket of its own (--listen PATH,uid=N), so that it needs no root.  One chats; the other one has
+ * an agent, whose blocks come back too, and the job, in a namespace of its own.  Between two uses of a chain the job
+ * publishes more than the pool holds: one order by least recent use over all of it would find nothing again.
  *
  * kvpool-test: parallel timeout=240
  */

@@ -103,7 +103,8 @@ static unsigned readable(struct wire_ns *ns, uint64_t first, unsigned n)
 	return right;
 }
 
-/* Reads all that is left of it, and says so, as the library does for an engine: what a namespace is worth goes by what was used.
+/* Reads all that is left of it, and says so, as the library does for an engine: what a namespace is worth goes by what
+   was used.
    Return: how many blocks. */
 static unsigned use_quiet(struct fixture *f)
 {
@@ -116,8 +117,8 @@ static unsigned use_quiet(struct fixture *f)
 	return n;
 }
 
-/* It publishes and holds all it has, so that nothing of its own may go, until it gets no more. @in_use: the other one goes on
-   reading what it has, so that it is worth as much, however long all this takes. */
+/* It publishes and holds all it has, so that nothing of its own may go, until it gets no more. @in_use: the other one
+   goes on reading what it has, so that it is worth as much, however long all this takes. */
 static void grab(struct fixture *f, bool in_use)
 {
 	for (; f->n_held < SLABS * SLAB; f->n_held++) {

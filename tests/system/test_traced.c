@@ -1,11 +1,12 @@
 /*
- * test_traced.c - a running daemon, driven through libkvpool with a trace, finds line for line what kvctl replay says of that trace
+ * test_traced.c - a running daemon, driven through libkvpool with a trace, finds line for line what kvctl replay says
+ * of that trace
  *
  * kvpool-test: parallel timeout=600
  *
- * What a daemon has of its own is taken from it: its tick stands still, and the test sets it as the trace's times say, so that ages are the
- * trace's; the seed of its hash of keys, which says what is forgotten first of what it remembers, is replay's; no blocks are kept free, none given
- * back to the host.  One client, without a stock of grants.
+ * What a daemon has of its own is taken from it: its tick stands still, and the test sets it as the trace's times say,
+ * so that ages are the trace's; the seed of its hash of keys, which says what is forgotten first of what it remembers,
+ * is replay's; no blocks are kept free, none given back to the host.  One client, without a stock of grants.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -178,7 +179,8 @@ static void end(struct driven *d)
 	free(d);
 }
 
-/* @n blocks below @parent (NULL: none), reserved and published together. @views: they are held by these. Return: all are in. */
+/* @n blocks below @parent (NULL: none), reserved and published together. @views: they are held by these. Return: all
+   are in. */
 static bool publish(
 	struct driven *d, const struct kvp_key *keys, uint32_t n, const struct kvp_key *parent, struct kvp_view *views)
 {

@@ -233,7 +233,8 @@ static void counts_go_to_the_namespace_that_was_asked(void **state)
 	counts_are(t, other, 2);
 }
 
-/* A client of two namespaces finds blocks while no daemon runs: the next one adds each to the namespace it was found in. */
+/* A client of two namespaces finds blocks while no daemon runs: the next one adds each to the namespace it was found
+   in. */
 static void counts_of_a_time_without_a_daemon_go_to_their_namespaces(void **state)
 {
 	struct trial *t = *state;

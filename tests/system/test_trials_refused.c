@@ -1,8 +1,8 @@
 /*
  * test_trials_refused.c - trials: the kernel or the host refuses what kvpoold would like to use
  *
- * B46, B51, B56, B57, B58.  What is refused is refused for the rest of this program, so the order of the cases matters: each
- * later filter says more than the ones before it.
+ * B46, B51, B56, B57, B58.  What is refused is refused for the rest of this program, so the order of the cases matters:
+ * each later filter says more than the ones before it.
  *
  * kvpool-test: timeout=120
  */

@@ -481,14 +481,15 @@ static void rewrite(struct trial *t, struct tell *tell, unsigned turn, bool afte
 
 		int r = trial_put(t->ns, &key, NULL, (turn & 1) * 500 + k, bytes_of(turn));
 
-		/* after a kill a start may find again what the log had given up but not written over, and a reader bring it back
-		   before us: then it is wholly old */
+		/* after a kill a start may find again what the log had given up but not written over, and a reader
+		   bring it back before us: then it is wholly old */
 		assert_true(r == KVP_PUB_STORED || (r == KVP_PUB_EXISTS && after_kill));
 	}
 	fill(t->ns, other, 100); /* with readers that bring them back */
 	atomic_store(&tell->rest, 1);
 	for (unsigned more = 100; !forgotten(t->ns); more += 20) {
-		/* what was read back for a reader that stopped then is held for a second yet, however much comes after it */
+		/* what was read back for a reader that stopped then is held for a second yet, however much comes after
+		   it */
 		assert_true(kvp_deadline_ms(0) < until && more < 1000000);
 		fill(t->ns, other + more, 20);
 		if (more >= 1000) /* a disk slower than this is passed by, and nothing in the store makes room */
@@ -664,8 +665,8 @@ static void a_directory_taken_away_shows_in_stats_within_five_seconds_and_comes_
 	assert_int_equal(right_or_missing(t->ns, 3000, N), N);
 }
 
-/* By a read-only mount over it: a mount or file system in which a file is open for writing takes no remount, except when the
-   kernel itself finds it broken. */
+/* By a read-only mount over it: a mount or file system in which a file is open for writing takes no remount, except
+   when the kernel itself finds it broken. */
 static void a_directory_read_only_all_of_a_sudden_shows_and_comes_back_when_it_is_writable(void **state)
 {
 	struct trial *t = *state;

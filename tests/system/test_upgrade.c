@@ -1,7 +1,8 @@
 /*
  * test_upgrade.c - a kvpoold of another minor version takes over what the one before left in memory
  *
- * The other one is made of the stats object it would have left: with counters more, or fewer, and so with all rows elsewhere.
+ * The other one is made of the stats object it would have left: with counters more, or fewer, and so with all rows
+ * elsewhere.
  *
  * kvpool-test: parallel
  */
@@ -68,7 +69,8 @@ static void rows_move(char *to, uint32_t to_bytes, const char *from, uint32_t fr
 		memcpy(to + (size_t)to_bytes * i, from + (size_t)from_bytes * i, n_kept);
 }
 
-/* The stats object as a kvpoold of layout 1.@minor with @more counters, of the pool and of each namespace, has it: noise in those. */
+/* The stats object as a kvpoold of layout 1.@minor with @more counters, of the pool and of each namespace, has it:
+   noise in those. */
 static void stats_of_another_minor(const struct host *host, int more, uint16_t minor)
 {
 	const struct kvp_stats *now = host->stats;
@@ -212,7 +214,8 @@ static void a_half_made_object_of_a_killed_upgrade_is_no_obstacle(void **state)
 	goes_on_after(f, 1, KVP_LAYOUT_MINOR);
 }
 
-/* Rows that would lie outside the object are those of no kvpoold: the pool is begun anew, and nothing is read out of bounds. */
+/* Rows that would lie outside the object are those of no kvpoold: the pool is begun anew, and nothing is read out of
+   bounds. */
 static void senseless_sizes_are_not_followed(void **state)
 {
 	struct fixture *f = *state;

@@ -81,7 +81,8 @@ static bool hits_are_known(void *arg)
 	return atomic_load(&host_ns_row(&b->t.host, b->engine_id)->counters.hits_ram) >= 160;
 }
 
-/* The engine fills @slabs of the pool, the scanner the others, and goes on; then the engine's blocks are used again and again. */
+/* The engine fills @slabs of the pool, the scanner the others, and goes on; then the engine's blocks are used again and
+   again. */
 static struct beside *given(unsigned slabs)
 {
 	struct beside *b = calloc(1, sizeof(*b));

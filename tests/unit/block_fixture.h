@@ -1,8 +1,8 @@
 /*
  * block_fixture.h - a daemon without sockets, files or other processes, for tests of the life of blocks
  *
- * The pool's objects are plain memory, the sessions' pin tables too; block.c, namespace.c's entries, index.c and policy.c
- * are the real ones.
+ * The pool's objects are plain memory, the sessions' pin tables too; block.c, namespace.c's entries, index.c and
+ * policy.c are the real ones.
  */
 #ifndef KVPOOL_TEST_BLOCK_FIXTURE_H
 #define KVPOOL_TEST_BLOCK_FIXTURE_H

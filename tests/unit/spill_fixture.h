@@ -61,7 +61,8 @@ struct fixture {
 	struct block *forget_on_gone; /* called spill_forget() for from gone() */
 };
 
-/* The content check of the trials, with the version.  Byte by byte, so out of the thread sanitizer's sight: too slow. */
+/* The content check of the trials, with the version.  Byte by byte, so out of the thread sanitizer's sight: too
+   slow. */
 #define NO_TSAN __attribute__((no_sanitize("thread")))
 static inline NO_TSAN void block_fill(const struct block *b, uint8_t *bytes)
 {

@@ -664,7 +664,8 @@ static void the_environment_only_takes_instructions_away(void **state)
 	assert_int_equal(kvattn_version() >> 16, KVATTN_VERSION_MAJOR);
 }
 
-/* B75: bits of CPUID beside bits of what the system saves; tests/system/test_emulated.sh has it where they cannot be run */
+/* B75: bits of CPUID beside bits of what the system saves; tests/system/test_emulated.sh has it where they cannot be
+   run */
 static void a_level_needs_its_instructions_and_its_registers_saved(void **state)
 {
 	static const struct cpu_says all = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX};

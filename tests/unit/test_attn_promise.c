@@ -257,7 +257,8 @@ static void batch_company_changes_no_bit(void **state)
 }
 
 /* The last row alone, over the given blocks in the given places. */
-/* Blocks of the beginning are the same, what follows is each sequence's own, and one is not longer than the beginning. */
+/* Blocks of the beginning are the same, what follows is each sequence's own, and one is not longer than the
+   beginning. */
 static void check_beginning(uint32_t type, uint32_t n_q, bool latent)
 {
 	enum { N = 9, HEADS = 2, GROUP = 4, DIM = 48, BLOCK = 16, COMMON = 2100 / BLOCK, LONGEST = 2300 };
@@ -616,7 +617,8 @@ static void no_more_threads_than_the_cpu_set_holds(void **state)
 	whole_close(&w);
 }
 
-/* A cgroup with one processor's time, and one below it that has no limit of its own, by whichever version this machine has. */
+/* A cgroup with one processor's time, and one below it that has no limit of its own, by whichever version this machine
+   has. */
 struct quota {
 	char above[64], below[80];
 };
@@ -653,7 +655,8 @@ static bool quota_open(struct quota *quota)
 	return false;
 }
 
-/* Threads that a call, or a crew, makes by itself in a process of its own, which asks once what it may use. @group: that it is in, or NULL */
+/* Threads that a call, or a crew, makes by itself in a process of its own, which asks once what it may use. @group:
+   that it is in, or NULL */
 static int threads_made_in(const char *group)
 {
 	char pid[16], line[16] = "";

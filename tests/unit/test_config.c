@@ -286,7 +286,8 @@ static void a_name_in_dev_is_a_device_its_size_may_be_left_out_and_namespaces_ne
 	assert_null(config_namespace_dir(&config, 0));
 }
 
-/* What stands behind the last colon is a size, or part of a name that has colons: of those the kernel gives none has. */
+/* What stands behind the last colon is a size, or part of a name that has colons: of those the kernel gives none
+   has. */
 static void a_wrong_size_of_a_device_is_refused_and_a_name_with_colons_is_not(void **state)
 {
 	static const char *const wrong[] = {"/dev/nvme1n1:abc", "/dev/nvme1n1:", "/dev/nvme1n1:-1", "/dev/nvme1n1:15M",

@@ -1,4 +1,5 @@
-/* test_engine_attend.c - attention to a part of the keys, in private memory: where the part is all, the ids are full's */
+/* test_engine_attend.c - attention to a part of the keys, in private memory: where the part is all, the ids are
+   full's */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,8 +1,8 @@
 /*
  * test_engine_forward.c - the reference engine computes the right tokens, and the same bits however the work is cut
  *
- * The published model (../shared/models) is checked against its published texts where it is there; our own model against
- * the ids written down below.
+ * The published model (../shared/models) is checked against its published texts where it is there; our own model
+ * against the ids written down below.
  */
 #include <errno.h>
 #include <math.h>
@@ -123,7 +123,8 @@ static void the_published_model_gives_the_published_texts(void **state)
 	engine_close(&e);
 }
 
-/* Attention without libkvattn: plain loops over contiguous f32, double sums. The truth the engine's wiring is held to. */
+/* Attention without libkvattn: plain loops over contiguous f32, double sums. The truth the engine's wiring is held
+   to. */
 struct plain {
 	const struct model *model;
 	float *k, *v; /* [layer][context][kv_heads][head_dim] */

@@ -1,4 +1,5 @@
-/* test_engine_kv.c - where the engine keeps K and V: its own memory, or libkvpool's; with no daemon both give the same */
+/* test_engine_kv.c - where the engine keeps K and V: its own memory, or libkvpool's; with no daemon both give the
+   same */
 #include <errno.h>
 #include <malloc.h>
 #include <setjmp.h>

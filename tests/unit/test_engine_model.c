@@ -1,4 +1,5 @@
-/* test_engine_model.c - checkpoints of both formats are read right, and broken ones refused with a sentence that helps */
+/* test_engine_model.c - checkpoints of both formats are read right, and broken ones refused with a sentence that
+   helps */
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>
@@ -338,7 +339,8 @@ static void random_headers_are_refused(void **state)
 		memcpy(&before, d.bytes + at, 4);
 		memcpy(d.bytes + at, &value, 4);
 		if (draft_open(&d, &m, &error) == 0) {
-			/* Only what changes no length: the same value; KV format constants apart, context of our own format. */
+			/* Only what changes no length: the same value; KV format constants apart, context of our own
+			   format. */
 			assert_true(value == before || (i % 2 && at == 8 + 4 * 8 && value > 0));
 			model_close(&m);
 		}

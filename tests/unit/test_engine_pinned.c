@@ -1,8 +1,8 @@
 /*
  * test_engine_pinned.c - our own model's greedy ids, written down: with the repository's weights the engine says these
  *
- * On the paths below the best logit leads by enough that the order of sums does not decide, so every instruction set gives
- * the same ids.  New weights need new lists: tests/data/model/README.md says how.
+ * On the paths below the best logit leads by enough that the order of sums does not decide, so every instruction set
+ * gives the same ids.  New weights need new lists: tests/data/model/README.md says how.
  */
 #include <setjmp.h>
 #include <stdarg.h>

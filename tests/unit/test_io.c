@@ -201,7 +201,8 @@ static void a_read_past_the_end_is_enodata(void **state)
 
 static void short_transfers_are_continued(void **state)
 {
-	/* 1000 is no place where O_DIRECT may go on; 1 and 4000 are before the first such place: cut once, not for ever */
+	/* 1000 is no place where O_DIRECT may go on; 1 and 4000 are before the first such place: cut once, not for
+	   ever */
 	static const char *const faults[] = {"io.write.short=8192@%2,io.read.short=8192@%2",
 		"io.write.short=5000@%2,io.read.short=9000@%2", "io.write.short=1@%2,io.read.short=1@%2",
 		"io.write.short=4000@1,io.read.short=4000@1"};

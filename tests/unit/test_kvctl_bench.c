@@ -1,5 +1,5 @@
-/* test_kvctl_bench.c - kvctl bench --self: rows as others script against them, and nothing left behind.  No times are judged.
-   kvpool-test: timeout=300 */
+/* test_kvctl_bench.c - kvctl bench --self: rows as others script against them, and nothing left behind.  No times are
+   judged. kvpool-test: timeout=300 */
 #include "test_kvctl_fixture.h"
 
 #include <math.h>
@@ -228,7 +228,8 @@ static void spill_stands_beside_fio_at_each_size(void **state)
 	json_decref(rows);
 }
 
-/* A limit gives what it allows by the tenth of a second, and a read of anybody's before a pass gives it more at once. */
+/* A limit gives what it allows by the tenth of a second, and a read of anybody's before a pass gives it more at
+   once. */
 static void passes_of_spill_differ_over_a_step_of_a_limit_and_nothing_scrubs_beside(void **state)
 {
 	uint64_t least = UINT64_MAX, most = 0;

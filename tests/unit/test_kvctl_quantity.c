@@ -1,4 +1,5 @@
-/* test_kvctl_quantity.c - how kvctl shows what others chose: nothing of it steers a terminal, letters of any script stay */
+/* test_kvctl_quantity.c - how kvctl shows what others chose: nothing of it steers a terminal, letters of any script
+   stay */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
-/* test_kvctl_replay.c - kvctl replay against plain searches on small traces, and on real ones where they lie beside the repository */
+/* test_kvctl_replay.c - kvctl replay against plain searches on small traces, and on real ones where they lie beside the
+   repository */
 #include "test_kvctl_fixture.h"
 
 #include <zstd.h>
@@ -246,14 +247,16 @@ static struct replay_result through_a_log(struct outputs *o, uint64_t room, cons
 /* Memory is two blocks, of which the deeper one leaves it first. */
 static void a_log_lets_go_of_what_was_written_first_and_of_what_hangs_below_it(void **state)
 {
-	/* written: 1, 0, 3, then 2 where 1 was; 0 comes back, and 5 and 4 are written where it and 3 were; 2 comes back */
+	/* written: 1, 0, 3, then 2 where 1 was; 0 comes back, and 5 and 4 are written where it and 3 were; 2 comes
+	   back */
 	struct replay_result result =
 		through_a_log(*state, 3, "# block=1\n0 2 0 0-1\n1 2 0 2-3\n2 2 0 4-5\n3 2 0 0-1\n4 2 0 2-3\n");
 
 	assert_int_equal(result.spill_hits, 2);
 	assert_int_equal(result.written, 8);
 	assert_int_equal(result.lost, 5);
-	/* 0 is written before 1, which comes to hang below it, and goes: 1 with it, though its own place is not needed as yet */
+	/* 0 is written before 1, which comes to hang below it, and goes: 1 with it, though its own place is not needed
+	   as yet */
 	result =
 		through_a_log(*state, 4, "# block=1\n0 1 0 0\n1 2 0 2-3\n2 2 0 0-1\n3 2 0 4-5\n4 2 0 6-7\n5 2 0 0-1\n");
 	assert_int_equal(result.spill_hits, 1);

@@ -1,4 +1,5 @@
-/* test_kvctl_rows.c - what kvctl shows of a pool with several nodes and stores, of a crash, and what purge leaves alone */
+/* test_kvctl_rows.c - what kvctl shows of a pool with several nodes and stores, of a crash, and what purge leaves
+   alone */
 #include "test_kvctl_fixture.h"
 
 static void given_two_nodes(struct fake *f)

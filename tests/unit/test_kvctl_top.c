@@ -1,4 +1,5 @@
-/* test_kvctl_top.c - the frame of kvctl top, from made-up looks at a pool: rates, order, what belongs to whom, any size */
+/* test_kvctl_top.c - the frame of kvctl top, from made-up looks at a pool: rates, order, what belongs to whom, any
+   size */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
-/* test_ns_entry.c - the keys a namespace knows: found as long as they are there, each visited once; and an index repaired */
+/* test_ns_entry.c - the keys a namespace knows: found as long as they are there, each visited once; and an index
+   repaired */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -163,7 +163,8 @@ static void stamps_that_wrap_keep_their_order(void **state)
 	random_requests(true, 5, 4294967296.0 / STAMP_HZ - 3000);
 }
 
-/* Two sets of chains in turn, twice as many as there is room for: least recent use finds nothing, and keeping some finds those. */
+/* Two sets of chains in turn, twice as many as there is room for: least recent use finds nothing, and keeping some
+   finds those. */
 static void until_the_learned_order_was_better_it_is_least_recent_use(void **state)
 {
 	struct fixture *f = given_pool(ROOM, true, 6), *free_one = given_pool(ROOM, false, 6);
@@ -189,7 +190,8 @@ static void until_the_learned_order_was_better_it_is_least_recent_use(void **sta
 	done_with(free_one);
 }
 
-/* A chain of four blocks a second; every fifth is asked for once more, twenty seconds later, when least recent use has let go of it.
+/* A chain of four blocks a second; every fifth is asked for once more, twenty seconds later, when least recent use has
+   let go of it.
    Return: how many of these were found. */
 static double share_found(bool told, bool lies)
 {

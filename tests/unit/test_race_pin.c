@@ -1,8 +1,9 @@
 /*
  * test_race_pin.c - the reader of libkvpool against the evictor of kvpoold, as fast as both can
  *
- * The evictor takes a block away and publishes another one in the same slot at once, so that whatever hold it overlooks is
- * seen: as wrong bytes under a pin, or as a hold that was gone when it was given back.  RACE_SECONDS: how long, 3 if unset.
+ * The evictor takes a block away and publishes another one in the same slot at once, so that whatever hold it overlooks
+ * is seen: as wrong bytes under a pin, or as a hold that was gone when it was given back.  RACE_SECONDS: how long, 3 if
+ * unset.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -152,7 +152,8 @@ static void then_both_agree(const char *name, const struct exact *x, const struc
 	}
 }
 
-/* Independent keys, the i-th of @n_keys asked for in proportion to 1 / i; every @scan_every-th use is of a key that never comes again. */
+/* Independent keys, the i-th of @n_keys asked for in proportion to 1 / i; every @scan_every-th use is of a key that
+   never comes again. */
 static void given_zipf(uint32_t n_keys, uint32_t n_uses, uint32_t scan_every, struct exact *x, struct curve *curve)
 {
 	double *sums = malloc(n_keys * sizeof(*sums)), all = 0;
@@ -400,7 +401,8 @@ static void a_burst_of_keys_does_not_leave_a_thin_sample_for_ever(void **state)
 	curve_store(curve, &told);
 	assert_true(told.one_in < thin / 4);
 	assert_true(told.watched > 20000 / 16);
-	/* of the last round all but what the sample could not know was found again, in what it takes and not in half of that */
+	/* of the last round all but what the sample could not know was found again, in what it takes and not in half of
+	   that */
 	assert_true(kvp_curve_hits(&told, 25000.0 * BLOCK) / (double)told.tokens > .4);
 	assert_true(kvp_curve_hits(&told, 10000.0 * BLOCK) / (double)told.tokens < .05);
 	curve_close(curve);

@@ -1,5 +1,6 @@
 /*
- * test_replay_daemon.c - the daemon's blocks under a learned policy: hit for hit what kvctl replay says, and in step with what is in memory
+ * test_replay_daemon.c - the daemon's blocks under a learned policy: hit for hit what kvctl replay says, and in step
+ * with what is in memory
  *
  * The daemon is block_fixture.h's, its time is the test's.
  */

@@ -1,4 +1,5 @@
-/* test_spill_broken.c - a client cuts the memory of a block while the store's threads read it: the daemon lives, and knows */
+/* test_spill_broken.c - a client cuts the memory of a block while the store's threads read it: the daemon lives, and
+   knows */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

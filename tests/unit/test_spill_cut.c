@@ -1,9 +1,10 @@
 /*
- * test_spill_cut.c - the spill store when the power is cut: of what was written since the last flush any sector may be lost
+ * test_spill_cut.c - the spill store when the power is cut: of what was written since the last flush any sector may be
+ * lost
  *
- * The writes of the threads' engine are taken here, pwritev(), pwrite() and fdatasync() being defined in this program: what each
- * sector held is kept, in memory shared with the test, until a flush.  A cut is a SIGKILL, after which some of these
- * sectors, by the toss of a coin, or all of them, get back what they held.
+ * The writes of the threads' engine are taken here, pwritev(), pwrite() and fdatasync() being defined in this program:
+ * what each sector held is kept, in memory shared with the test, until a flush.  A cut is a SIGKILL, after which some
+ * of these sectors, by the toss of a coin, or all of them, get back what they held.
  *
  * kvpool-test: timeout=300
  */

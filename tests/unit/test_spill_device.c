@@ -258,8 +258,8 @@ static void with_no_room_for_a_superblock_the_start_is_refused(void **state)
 	assert_int_equal(stats_of(f).state, SPILL_FULL);
 }
 
-/* A disk whose blocks fail beyond some point: a loop device over a sparse file on a tmpfs too small for it.  It even lies:
-   the loop driver calls a write that was cut short a success. */
+/* A disk whose blocks fail beyond some point: a loop device over a sparse file on a tmpfs too small for it.  It even
+   lies: the loop driver calls a write that was cut short a success. */
 static void on_a_disk_that_fails_in_parts_what_is_stored_is_exact(void **state)
 {
 	struct place *p = *state;

@@ -1,6 +1,6 @@
 /*
- * test_spill_encrypted.c - a spill store with a key: what lies there tells nothing, and only what was encrypted for that place in that
- * store is believed
+ * test_spill_encrypted.c - a spill store with a key: what lies there tells nothing, and only what was encrypted for
+ * that place in that store is believed
  */
 #include <setjmp.h>
 #include <stdarg.h>

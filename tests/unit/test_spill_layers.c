@@ -76,8 +76,8 @@ static void layers_are_told_of_in_order_as_they_come_and_the_block_is_exact(void
 	assert_true(store_adds_up(f));
 }
 
-/* One operation at once: its parts come one after the other.  Those that were done when the loop looked are told of together,
-   all of them at times, so it is read until one was told of before the rest. */
+/* One operation at once: its parts come one after the other.  Those that were done when the loop looked are told of
+   together, all of them at times, so it is read until one was told of before the rest. */
 static void a_record_comes_in_parts_each_told_of(void **state)
 {
 	struct fixture *f = *state;

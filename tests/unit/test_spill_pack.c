@@ -185,7 +185,8 @@ static void a_sample_lies_plain_and_tells_what_packing_would_bring(void **state)
 
 /* ---- lies ---- */
 
-/* The data of record @k becomes what some writer with the store's UUID might leave there, all checksums on disk right. */
+/* The data of record @k becomes what some writer with the store's UUID might leave there, all checksums on disk
+   right. */
 static void forge(struct fixture *f, unsigned k, const struct spill_disk_pack *pack, const void *frame, uint64_t n)
 {
 	_Alignas(8) uint8_t head[SPILL_PAGE], page[SPILL_PAGE], data[SPILL_PAGE] = {0};
