@@ -41,7 +41,8 @@ struct tiled {
 	struct work w;
 	struct geom_tensor k, v;
 	size_t k_bytes, v_bytes; /* of a tile in blocks */
-	size_t k_fetch, v_fetch; /* I4: lines of the next pass's tile for each sixteen dims of this one */
+	size_t k_fetch, v_fetch; /* I4: lines of what is asked for for each sixteen dims */
+	bool step_ahead; /* both are I4, whose passes are too short for the next one's: a pass asks for its own next step */
 	size_t ahead; /* bytes of a stream that are asked for before they are used */
 	enum tiled_way k_way, v_way;
 	bool latent; /* V is the first dims of K: K is widened, and V is that, turned */
@@ -963,7 +964,12 @@ TARGET static void step_take(struct tiled *x, uint32_t i, uint32_t h, uint32_t n
 		/* of a tile that is not whole, I4 lies in no one place: then what is asked for is there already */
 		fetch_v.next[s] =
 			stream_next(x, &x->k, next_step, head0 + next_h, s, k.base[s] ? k.base[s] : (const char *)w->q);
-		fetch_k.next[s] = x->latent ? fetch_v.next[s] : v.base[s] ? v.base[s] : (const char *)w->q;
+		fetch_k.next[s] = x->latent || x->step_ahead ? fetch_v.next[s]
+				  : v.base[s]		     ? v.base[s]
+							     : (const char *)w->q;
+		if (x->step_ahead)
+			fetch_v.next[s] = stream_next(
+				x, &x->v, next_step, head0 + next_h, s, v.base[s] ? v.base[s] : (const char *)w->q);
 	}
 	if (x->k.type != KVATTN_I4 && (!w->widen || x->k_way == TILED_PAIRS))
 		fetch_set(&fetch_k, x, &k, x->k_bytes);
@@ -1058,6 +1064,7 @@ static void tiled_part(const struct attn_part *part, enum tiled_way best)
 
 	if (x.latent)
 		best = TILED_VECTORS;
+	x.step_ahead = x.k.type == KVATTN_I4 && x.v.type == KVATTN_I4 && !x.latent;
 	x.k_way = tiled_way(x.k.type, best);
 	x.v_way = tiled_way(x.v.type, best);
 	work_init(part, best, &x.w);
@@ -1074,8 +1081,8 @@ static void tiled_part(const struct attn_part *part, enum tiled_way best)
 	x.w.widen |= x.latent || (x.k.type == KVATTN_I4 && x.k_way == TILED_VECTORS) ||
 		     (x.v.type == KVATTN_I4 && x.v_way == TILED_VECTORS);
 	x.w.shorten = x.v_way == TILED_PAIRS;
-	x.k_fetch = part_lines(x.latent ? x.k_bytes : x.v_bytes, x.k.dim);
-	x.v_fetch = part_lines(x.k_bytes, x.v.dim);
+	x.k_fetch = part_lines(x.latent || x.step_ahead ? x.k_bytes : x.v_bytes, x.k.dim);
+	x.v_fetch = part_lines(x.step_ahead ? x.v_bytes : x.k_bytes, x.v.dim);
 	tiled_find(&x);
 	tiled_sight(&x);
 	if (best == TILED_PAIRS)
