@@ -295,7 +295,7 @@ static double attend_by(double (*clock)(void), const struct pool *pool, const vo
 	struct kvattn_opts opts;
 	double start;
 
-	for (size_t i = 0; q[0] == 0 && i < sizeof(q) / sizeof(q[0]); i++)
+	for (size_t i = 0; q[i] == 0 && i < sizeof(q) / sizeof(q[0]); i++)
 		q[i] = noise_float();
 	kvattn_opts_init(&opts, pool->n_q_heads);
 	opts.n_threads = n_threads;
