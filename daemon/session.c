@@ -438,6 +438,8 @@ static void session_end_place(struct session *s, uint32_t place)
 	uint64_t bytes = place_bytes(s, place);
 
 	session_harvest_slab(s, s->d->slabs[place]);
+	if (s->has_place[place] & PLACE_WRITABLE)
+		s->d->slabs[place]->writer_left = true;
 	if (fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)place_off(s, place), (off_t)bytes) < 0)
 		log_debug("session %016" PRIx64 ": %s", s->id, strerror(errno));
 	s->has_place[place] = 0;
@@ -693,6 +695,9 @@ static void session_finish(struct session *s)
 			session_put_stage(d, member->stage);
 		member->stage = NULL;
 	}
+	for (uint32_t place = 0; place < d->pool.header->max_places; place++)
+		if (d->slabs[place] && s->has_place[place] & PLACE_WRITABLE)
+			d->slabs[place]->writer_left = true;
 	pool_stats_begin(&d->pool);
 	atomic_store_explicit(&s->row->session_id, 0, memory_order_release);
 	session_name(d, s->id, name);

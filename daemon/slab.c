@@ -630,7 +630,7 @@ static void slab_condemn(struct daemon *d, struct slab *slab)
 	log_warn("slab %" PRIu64 " of namespace %s (uid %u) is condemned, its blocks are dropped%s", slab->number,
 		slab->ns->head->name, slab->ns->head->owner_uid,
 		n ? "" : "; its writers of now are not known: the daemon started after they got it, or they are gone");
-	if (n == 1 && !suspect->ending) {
+	if (n == 1 && !slab->writer_left && !suspect->ending) {
 		gauge_add(&d->pool.stats->counters.sessions_condemned, 1);
 		session_end(suspect, "it alone could have broken the slab");
 	}

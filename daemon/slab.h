@@ -35,6 +35,7 @@ struct slab {
 	bool is_open;
 	bool client_writable; /* a session got a rw descriptor of it, or may have got one from an earlier daemon */
 	int guard; /* while client_writable */
+	bool writer_left; /* one that had it so may have kept the descriptor: who writes it now is never alone */
 	bool withdrawn; /* no slot of it is given out, and its free ones are not counted as free */
 	bool condemned; /* and it goes when the last transfer in it has ended */
 	bool far; /* its node has no CPUs while others have */

@@ -819,32 +819,77 @@ static void a_client_that_breaks_its_staging_area_harms_nobody(void **state)
 	}
 }
 
+/* Return: a descriptor to write the slab with in which it was granted a block; -1 */
+static int slab_to_write(struct wire_ns *ns)
+{
+	struct {
+		struct kvp_wire_map map;
+		uint32_t place;
+	} body = {.map = {.ns_id = ns->id, .n = 1, .writable = 1}};
+	struct kvp_wire_mapped mapped;
+	struct kvp_wire_grant grant;
+	unsigned n_fds = 1;
+	int slab = -1;
+
+	if (wire_reserve(ns, &grant, 1, 2000) != 1)
+		return -1;
+	body.place = (uint32_t)(grant.slot / ns->head->slots_per_slab);
+	if (wire_send(ns->w, KVP_MSG_MAP, 901, &body, sizeof(body.map) + sizeof(body.place), NULL, 0) < 0 ||
+		wire_receive(ns->w, 901, &mapped, sizeof(mapped), &slab, &n_fds, 5000) != (int)sizeof(mapped))
+		return -1;
+	return mapped.status == 0 ? slab : -1;
+}
+
 /* A writer of an in-place namespace that breaks the slab it may write, and goes on using the pool. */
 static int breaks_a_slab(void *arg)
 {
 	const enum harm *harm = arg;
-	struct {
-		struct kvp_wire_map map;
-		uint32_t place;
-	} body = {.map = {.n = 1, .writable = 1}};
-	struct kvp_wire_mapped mapped;
-	struct kvp_wire_grant grant;
 	struct wire w;
 	struct wire_ns ns;
-	unsigned n_fds = 1;
-	int slab = -1;
+	int slab;
 
 	CHECK(wire_open(&w, host.socket) == 0);
 	CHECK(wire_join(&w, &ns, "m", BLOCK) == 0);
-	CHECK(wire_reserve(&ns, &grant, 1, 2000) == 1);
-	body.map.ns_id = ns.id;
-	body.place = (uint32_t)(grant.slot / ns.head->slots_per_slab);
-	CHECK(wire_send(&w, KVP_MSG_MAP, 901, &body, sizeof(body.map) + sizeof(body.place), NULL, 0) == 0);
-	CHECK(wire_receive(&w, 901, &mapped, sizeof(mapped), &slab, &n_fds, 5000) == (int)sizeof(mapped));
-	CHECK(mapped.status == 0);
+	slab = slab_to_write(&ns);
+	CHECK(slab >= 0);
 	CHECK(does_harm(slab, *harm) == 0);
 	wire_sleep_ms(500);
 	return 0;
+}
+
+/* It says that it left, and kept what it had. */
+static int leaves_and_breaks_a_slab(void *arg)
+{
+	struct kvp_wire_batch leave = {0};
+	struct wire w, other;
+	struct wire_ns ns, others;
+	struct kvp_wire_pong pong;
+	int slab;
+
+	(void)arg;
+	CHECK(wire_open(&w, host.socket) == 0);
+	CHECK(wire_join(&w, &ns, "m", BLOCK) == 0);
+	slab = slab_to_write(&ns);
+	CHECK(slab >= 0);
+	CHECK(wire_open(&other, host.socket) == 0);
+	CHECK(wire_join(&other, &others, "m", BLOCK) == 0);
+	CHECK(slab_to_write(&others) >= 0);
+	leave.ns_id = ns.id;
+	CHECK(wire_call(&w, KVP_MSG_LEAVE, &leave, sizeof(leave), NULL, 0) == 0);
+	CHECK(does_harm(slab, CUTS) == 0);
+	for (unsigned i = 0; i < 60 && !atomic_load(&host.stats->counters.slabs_condemned); i++)
+		wire_sleep_ms(50);
+	CHECK(wire_call(&other, KVP_MSG_PING, NULL, 0, &pong, sizeof(pong)) == (int)sizeof(pong));
+	return 0;
+}
+
+static void nobody_is_put_out_for_what_a_writer_who_left_may_have_done(void **state)
+{
+	(void)state;
+	need_root();
+	run_as(ANNA, leaves_and_breaks_a_slab, NULL);
+	assert_int_equal(atomic_load(&host.stats->counters.slabs_condemned), 1);
+	assert_int_equal(atomic_load(&host.stats->counters.sessions_condemned), 0);
 }
 
 static int finds_misses_or_right_bytes(void *arg)
@@ -989,6 +1034,7 @@ int main(int argc, char **argv)
 		WITH_DAEMON(a_client_that_breaks_its_session_object_is_put_out_and_named),
 		WITH_DAEMON(a_client_that_breaks_its_staging_area_harms_nobody),
 		WITH_DAEMON(a_writer_that_breaks_a_slab_costs_its_blocks_and_the_daemon_says_who),
+		WITH_DAEMON(nobody_is_put_out_for_what_a_writer_who_left_may_have_done),
 		WITH_DAEMON(a_slab_that_left_is_kept_out_of_the_budget_while_somebody_fills_it_again),
 	};
 
