@@ -2,7 +2,8 @@
  * attn_bytes.h - I8 in TILED by products of bytes, for processors with VNNI and VBMI; included by attn_tiled.h
  *
  * A query's row, and a row's weights of one tile, become whole numbers in steps of 2^-14 of the largest among them (which
- * stays what it is), written as two signed digits of eight bits: far finer than codes of eight bits are.  Each digit's
+ * stays what it is), written as two signed digits of eight bits: far finer than codes of eight bits are.  What of a weight
+ * that leaves is a third one, for a row's weights must sum to one.  Each digit's
  * products with the codes are added up in whole numbers, so their order counts for nothing.  VPDPBUSD wants one side
  * unsigned: codes are taken as code + 128, and 128 times the digits' sum is in the sum from the beginning.
  */
@@ -198,21 +199,50 @@ BYTES_TARGET static void bytes_scores(
 /* ---- Values ---- */
 
 #define TILE_DIGITS (ATTN_TILE * DIGITS) /* of a row's weights */
+#define LEFT DIGITS /* the digit of what those leave, in 256ths */
 
 /* Weights of a tile as whole numbers, by row. */
 struct weighed {
 	_Alignas(64) int8_t digits[KEY_ROWS * TILE_DIGITS]; /* [quad of tokens][digit][4] each */
-	int32_t less[KEY_ROWS][DIGITS];
+	_Alignas(64)
+		int8_t left[KEY_ROWS * ATTN_TILE]; /* [quad of a subtile][stream][4] each, as packing twice leaves it */
+	int32_t less[KEY_ROWS][LEFT + 1];
 	float step[KEY_ROWS];
 };
+
+/* A row's numbers of a tile, by the inverse of its step, to digits. */
+BYTES_INLINE void weights_open(const vec number[STREAMS], float inverse, uint32_t r, struct weighed *by, vec *left_sum)
+{
+	__m512i sum = _mm512_setzero_si512(), whole[STREAMS], left[STREAMS];
+
+	UNROLL for (uint32_t s = 0; s < STREAMS; s++)
+	{
+		const vec steps = vec_mul(number[s], vec_set1(inverse));
+
+		whole[s] = _mm512_cvtps_epi32(steps);
+		left[s] = _mm512_cvtps_epi32(vec_mul(vec_sub(steps, _mm512_cvtepi32_ps(whole[s])), vec_set1(256)));
+	}
+	UNROLL for (uint32_t s = 0; s < STREAMS; s += 2)
+	{
+		const __m512i digits = digits_of(_mm512_packs_epi32(whole[s], whole[s + 1]));
+
+		sum = quads_product(sum, _mm512_set1_epi8(1), digits);
+		_mm512_store_si512(by->digits + r * TILE_DIGITS + s * SUB_TOKENS * DIGITS, digits);
+	}
+	digits_less(by->less[r], sum);
+	left[0] = _mm512_packs_epi16(_mm512_packs_epi32(left[0], left[1]), _mm512_packs_epi32(left[2], left[3]));
+	_mm512_store_si512(by->left + r * ATTN_TILE, left[0]);
+	*left_sum = _mm512_cvtepi32_ps(quads_product(_mm512_setzero_si512(), _mm512_set1_epi8(1), left[0]));
+}
 
 /* Those of each row's mask, by their tokens' scales.  A NaN among them is in the row's sum of weights too. */
 BYTES_INLINE void bytes_weigh(
 	const int n_rows, const struct work *w, uint32_t r0, const struct lanes *v, struct weighed *by)
 {
-	vec number[KEY_ROWS][STREAMS];
+	vec number[KEY_ROWS][STREAMS], left[KEY_ROWS];
 	__m512i top[KEY_ROWS];
 	uint32_t tops[KEY_ROWS];
+	float lefts[KEY_ROWS];
 
 	UNROLL for (int r = 0; r < KEY_ROWS; r++) top[r] = _mm512_setzero_si512();
 	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (uint32_t s = 0; s < STREAMS; s++)
@@ -222,22 +252,16 @@ BYTES_INLINE void bytes_weigh(
 		top[r] = _mm512_max_epi32(top[r], magnitude_bits(number[r][s]));
 	}
 	tops_store(tops, top[0], top[1], top[2], top[3]);
+	UNROLL for (int r = 0; r < KEY_ROWS; r++) left[r] = vec_zero();
 	UNROLL for (int r = 0; r < n_rows; r++)
 	{
-		__m512i sum = _mm512_setzero_si512();
 		float inverse;
 
 		by->step[r] = digits_step(tops[r], &inverse);
-		UNROLL for (uint32_t s = 0; s < STREAMS; s += 2)
-		{
-			const __m512i digits = digits_of(numbers_packed(vec_mul(number[r][s], vec_set1(inverse)),
-				vec_mul(number[r][s + 1], vec_set1(inverse))));
-
-			sum = quads_product(sum, _mm512_set1_epi8(1), digits);
-			_mm512_store_si512(by->digits + r * (int)TILE_DIGITS + s * SUB_TOKENS * DIGITS, digits);
-		}
-		digits_less(by->less[r], sum);
+		weights_open(number[r], inverse, (uint32_t)r, by, &left[r]);
 	}
+	vec_store_sums(lefts, left[0], left[1], left[2], left[3]);
+	UNROLL for (int r = 0; r < n_rows; r++) by->less[r][LEFT] = -128 * (int32_t)lefts[r];
 }
 
 /* Four tokens of 64 dims to quads: vector j of the half has dims 16 l + 8 * half + 4 j .. + 3 in its quarter l. */
@@ -257,15 +281,16 @@ BYTES_INLINE void quads_open(const char *row, size_t step, const bool high, __m5
 BYTES_INLINE void bytes_turns_half(const int n_rows, const bool high, const struct weighed *weighed,
 	const struct lanes *v, size_t off, size_t step, const struct fetch *fetch, vec done[KEY_ROWS][4])
 {
-	__m512i sum[KEY_ROWS][2][DIGITS];
+	__m512i sum[KEY_ROWS][2][LEFT + 1];
 
 	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int j = 0; j < 2; j++)
-		UNROLL for (int p = 0; p < DIGITS; p++) sum[r][j][p] = _mm512_set1_epi32(weighed->less[r][p]);
+		UNROLL for (int p = 0; p <= LEFT; p++) sum[r][j][p] = _mm512_set1_epi32(weighed->less[r][p]);
 	for (uint32_t i = 0; i < ATTN_TILE / QUAD;
 		i++) { /* by turns; not unrolled, or the sums would not stay in registers */
 		const uint32_t s = i % STREAMS, t = i / STREAMS * QUAD;
 		const size_t at = off + t * step;
 		const int8_t *by_row = weighed->digits + (s * SUB_TOKENS + t) * DIGITS;
+		const int8_t *left = weighed->left + t * STREAMS + s * QUAD;
 		__m512i quads[2];
 
 		if (fetch) {
@@ -274,15 +299,16 @@ BYTES_INLINE void bytes_turns_half(const int n_rows, const bool high, const stru
 			UNROLL for (size_t o = 0; o < QUAD; o++) ask(fetch->far, soon, 1, at + o * step);
 		}
 		quads_open(v->base[s] + at, step, high, quads);
-		UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int p = 0; p < DIGITS; p++)
+		UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int p = 0; p <= LEFT; p++)
 		{
-			const __m512i by = quad_broadcast(by_row + r * (int)TILE_DIGITS + p * (int)QUAD);
+			const __m512i by = quad_broadcast(
+				p < LEFT ? by_row + r * (int)TILE_DIGITS + p * (int)QUAD : left + r * (int)ATTN_TILE);
 
 			UNROLL for (int j = 0; j < 2; j++) sum[r][j][p] = quads_product(sum[r][j][p], quads[j], by);
 		}
 	}
 	UNROLL for (int r = 0; r < n_rows; r++) UNROLL for (int j = 0; j < 2; j++) done[r][2 * high + j] =
-		digits_joined(sum[r][j]);
+		vec_fma(_mm512_cvtepi32_ps(sum[r][j][LEFT]), vec_set1(0x1p-8f), digits_joined(sum[r][j]));
 }
 
 /* Quarters of quads back to dims in order, added to what a row has. */

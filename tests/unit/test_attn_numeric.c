@@ -10,7 +10,6 @@
 
 #define TOLERANCE 2e-6
 #define TOLERANCE_SHORT 2e-5 /* two roundings to sixteen bits, see rows_rounded() */
-#define TOLERANCE_DIGITS 1e-4 /* digits of eight bits, see rows_in_digits() */
 #define TOLERANCE_ROUNDED 1e-3 /* where the type does not hold a whole V_j: bf16 from 256 on */
 
 /* A sequence of one KV head and one query head, the same row asked n_q times. */
@@ -101,9 +100,7 @@ static void check_shape(
 	struct kvattn_seq seq;
 	struct kv kv;
 	char what[128];
-	const double sums = rows_in_digits(type, type)			     ? TOLERANCE_DIGITS
-			    : rows_rounded(type, type, order == ORDER_TILED) ? TOLERANCE_SHORT
-									     : TOLERANCE;
+	const double sums = rows_rounded(type, type, order == ORDER_TILED) ? TOLERANCE_SHORT : TOLERANCE;
 	double tolerance = sums;
 
 	kv_open(&kv, &shape, order, n);
@@ -394,7 +391,6 @@ static void check_rows(uint32_t n, uint32_t n_q, uint64_t q_end, uint64_t window
 		for (size_t b = 0; t % N_ORDERS >= type_order(every_type[t / N_ORDERS]) && b < COUNT(attn_block_sizes);
 			b++) {
 			const uint32_t type = every_type[t / N_ORDERS];
-			const double tolerance = rows_in_digits(type, type) ? 5 * TOLERANCE_DIGITS : 20 * TOLERANCE;
 			const struct kvattn_shape shape = {1, 1, 16, 16, type, type, attn_block_sizes[b]};
 			float *k = floats(n * 16), *v = floats(n * 16), *q = floats(n_q * 16), *out = floats(n_q * 16);
 			float *lse = floats(n_q);
@@ -415,7 +411,8 @@ static void check_rows(uint32_t n, uint32_t n_q, uint64_t q_end, uint64_t window
 			assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
 			for (uint32_t r = 0; r < n_q; r++) {
 				for (uint32_t d = 0; d < 16; d++)
-					if (!(fabs(out[r * 16 + d] - (isnan(wants[r]) ? 0 : wants[r])) <= tolerance))
+					if (!(fabs(out[r * 16 + d] - (isnan(wants[r]) ? 0 : wants[r])) <=
+						    20 * TOLERANCE))
 						fail_msg("type %u, blocks of %u, row %u: got %.9g, right is %.9g", type,
 							attn_block_sizes[b], r, out[r * 16 + d], wants[r]);
 				assert_true(isnan(wants[r]) == (lse[r] == -INFINITY));
@@ -653,7 +650,6 @@ static void check_heads(uint32_t type, enum order order, uint32_t block_tokens)
 	static const struct {
 		uint32_t q_heads, kv_heads;
 	} cases[] = {{6, 2}, {48, 2}, {32, 1}, {12, 12}, {71, 1}, {28, 4}, {40, 8}};
-	const float tolerance = rows_in_digits(type, type) ? (float)TOLERANCE_DIGITS : 0;
 	float out[71 * 16];
 
 	for (size_t c = 0; c < COUNT(cases); c++) {
@@ -662,7 +658,7 @@ static void check_heads(uint32_t type, enum order order, uint32_t block_tokens)
 			const float want = (float)(h / (cases[c].q_heads / cases[c].kv_heads) + 1);
 
 			for (uint32_t d = 0; d < 16; d++)
-				if (!(fabsf(out[h * 16 + d] - want) <= tolerance * want))
+				if (out[h * 16 + d] != want)
 					fail_msg("type %u%s, head %u of %u: got %.9g, right is %g", type,
 						order_names[order], h, cases[c].q_heads, out[h * 16 + d], want);
 		}
@@ -772,7 +768,6 @@ static void check_unequal_lengths(uint32_t type, enum order order, uint32_t bloc
 	static const uint64_t lengths[] = {1, 17, 4096};
 	static const double wants[] = {0, 8, 2047.5};
 	const struct kvattn_shape shape = {1, 1, 16, 16, type, type, block_tokens};
-	const double tolerance = rows_in_digits(type, type) ? TOLERANCE_DIGITS : TOLERANCE;
 	float *k = floats(4096 * 16), *v = floats(4096 * 16), q[16] = {0}, out[3][16];
 	struct kvattn_opts opts;
 	struct kvattn_seq seqs[3];
@@ -793,7 +788,7 @@ static void check_unequal_lengths(uint32_t type, enum order order, uint32_t bloc
 		assert_int_equal(kvattn_attend(&kv.geom, seqs, 3, &opts), 0);
 		for (int i = 0; i < 3; i++)
 			for (int d = 0; d < 16; d++)
-				if (!(fabs(out[i][d] - wants[i]) <= tolerance * wants[i]))
+				if (!(fabs(out[i][d] - wants[i]) <= TOLERANCE * wants[i]))
 					fail_msg("type %u%s, blocks of %u, %u threads: got %.9g, right is %g", type,
 						order_names[order], block_tokens, threads, out[i][d], wants[i]);
 	}
@@ -1036,7 +1031,7 @@ static void check_ones(uint32_t type, enum order order, uint32_t block_tokens)
 	seq = kv_seq(&kv, q, n_q, out);
 	assert_int_equal(kvattn_attend(&kv.geom, &seq, 1, &opts), 0);
 	for (uint32_t i = 0; i < n_q * 6 * 24; i++)
-		if (!(fabs(out[i] - 1) <= (type == KVATTN_I8 && rows_in_digits(type, type) ? TOLERANCE_DIGITS : 1e-6)))
+		if (!(fabs(out[i] - 1) <= 1e-6))
 			fail_msg("type %u%s, blocks of %u: got %.9g", type, order_names[order], block_tokens, out[i]);
 	kv_close(&kv);
 	free(k), free(v), free(q), free(out);
