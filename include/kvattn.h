@@ -21,13 +21,13 @@
  *	not causal, or pos_j <= p
  *	no window, or pos_j > p - window, or pos_j < sink_tokens
  *
- * so a window of W shows min(p + 1, W) keys, itself included.  A hidden key is skipped, never multiplied by zero: NaN
- * or infinity in its bytes do no harm; a score of minus infinity hides its key too.  A row that sees nothing gives
- * zeros, and lse = -INFINITY (without a sink).  Scores, softmax and all sums are f32, so each f16 or bf16 value counts
- * exactly.  (With AMX queries and weights of BF16 in TILED are rounded to sixteen significant bits; with VNNI queries of
- * I8 to whole numbers of sixteen bits and its weights to such of 24, those of I4 times its steps to whole numbers up to 127, of sixteen bits where few
- * of a query's stand far above the rest: results are within 3e-4 and 2e-2, relative L2, of exact ones with what is
- * stored, outlier channels or not.)
+ * so a window of W shows min(p + 1, W) keys, itself included.  A hidden key is skipped, never multiplied by zero: NaN or
+ * infinity in its bytes do no harm; a score of minus infinity hides its key too.  A row that sees nothing gives zeros,
+ * and lse = -INFINITY (without a sink).  Scores, softmax and all sums are f32, so each f16 or bf16 value counts exactly.
+ * (With AMX queries and weights of BF16 in TILED are rounded to sixteen significant bits; with VNNI queries of I8 to
+ * whole numbers of sixteen bits and its weights to such of 24, those of I4 times its steps to whole numbers up to 127,
+ * of sixteen bits where few of a query's stand far above the rest: results are within 3e-4 and 2e-2, relative L2, of
+ * exact ones with what is stored, outlier channels or not.)
  *
  * Promise: on one instruction set (kvattn_isa_name()) the bits of a query row's result depend on that row, its
  * position, the options and the visible keys with their positions alone: not on how queries are cut into calls, what
