@@ -61,8 +61,9 @@ POLICY_OBJ := $(call obj,$(wildcard daemon/policy_*.c))
 KVCTL_OBJ := $(call obj,$(wildcard client/kvctl/*.c)) $(POLICY_OBJ)
 EXPORTER_OBJ := $(call obj,$(wildcard client/kvexporter/*.c))
 ENGINE_OBJ := $(call obj,$(wildcard client/kvengine/*.c))
+COLD_OBJ := $(call obj,$(wildcard client/kvcold/*.c))
 
-PROGRAMS := $(BUILD)/kvpoold $(BUILD)/kvctl $(BUILD)/kvengine $(BUILD)/kvpool-exporter
+PROGRAMS := $(BUILD)/kvpoold $(BUILD)/kvctl $(BUILD)/kvengine $(BUILD)/kvpool-exporter $(BUILD)/kvpool-cold
 LIBRARIES := $(BUILD)/libkvpool.so $(BUILD)/libkvattn.so $(BUILD)/libkvpool.a $(BUILD)/libkvattn.a
 UNIT_TESTS := $(patsubst tests/unit/%.c,$(BUILD)/test/%,$(wildcard tests/unit/test_*.c))
 SYSTEM_TESTS := $(patsubst tests/system/%.c,$(BUILD)/test/%,$(wildcard tests/system/test_*.c))
@@ -159,6 +160,10 @@ $(BUILD)/kvctl: $(KVCTL_OBJ) $(BUILD)/libkvpool.so $(BUILD)/libkvattn.so $(BUILD
 $(BUILD)/kvengine: $(ENGINE_OBJ) $(BUILD)/libkvpool.so $(BUILD)/libkvattn.so $(BUILD)/obj/files
 	$(call note,LD,$@)
 	$(Q)$(CC) $(ALL_LDFLAGS) $(RPATH) $(objects) -L$(BUILD) -lkvpool -lkvattn $(ENGINE_LIBS) -o $@
+
+$(BUILD)/kvpool-cold: $(COLD_OBJ) $(BUILD)/libkvpool.so $(BUILD)/libkvattn.so $(BUILD)/obj/files
+	$(call note,LD,$@)
+	$(Q)$(CC) $(ALL_LDFLAGS) $(RPATH) $(objects) -L$(BUILD) -lkvpool -lkvattn -o $@
 
 # what it reads of a pool is kvctl's
 $(BUILD)/kvpool-exporter: $(EXPORTER_OBJ) $(BUILD)/obj/kvctl.a $(BUILD)/obj/files
@@ -435,7 +440,7 @@ install: all ## install programs, libraries, headers, manuals and units (PREFIX=
 	install -d $(D)$(BINDIR) $(D)$(SBINDIR) $(D)$(LIBDIR)/pkgconfig $(D)$(INCLUDEDIR) $(D)$(SYSCONFDIR)/kvpool \
 		$(D)$(SYSTEMDDIR)/systemd/system $(D)$(SYSTEMDDIR)/sysusers.d $(D)$(SYSTEMDDIR)/tmpfiles.d
 	install -m 755 $(BUILD)/kvpoold $(D)$(SBINDIR)/
-	install -m 755 $(BUILD)/kvctl $(BUILD)/kvengine $(BUILD)/kvpool-exporter $(D)$(BINDIR)/
+	install -m 755 $(BUILD)/kvctl $(BUILD)/kvengine $(BUILD)/kvpool-exporter $(BUILD)/kvpool-cold $(D)$(BINDIR)/
 	install -m 644 $(BUILD)/libkvpool.so.$(SOVERSION) $(BUILD)/libkvattn.so.$(SOVERSION) $(BUILD)/libkvpool.a $(BUILD)/libkvattn.a $(D)$(LIBDIR)/
 	ln -sf libkvpool.so.$(SOVERSION) $(D)$(LIBDIR)/libkvpool.so
 	ln -sf libkvattn.so.$(SOVERSION) $(D)$(LIBDIR)/libkvattn.so
@@ -451,7 +456,7 @@ install: all ## install programs, libraries, headers, manuals and units (PREFIX=
 	@test -n "$(D)" || echo "installed; to run it as a service: systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload && systemctl enable --now kvpoold.socket kvpoold-admin.socket kvpoold"
 
 uninstall: ## remove what install put there; a changed configuration stays
-	rm -f $(D)$(SBINDIR)/kvpoold $(D)$(BINDIR)/kvctl $(D)$(BINDIR)/kvengine $(D)$(BINDIR)/kvpool-exporter
+	rm -f $(D)$(SBINDIR)/kvpoold $(D)$(BINDIR)/kvctl $(D)$(BINDIR)/kvengine $(D)$(BINDIR)/kvpool-exporter $(D)$(BINDIR)/kvpool-cold
 	rm -f $(foreach l,kvpool kvattn,$(D)$(LIBDIR)/lib$(l).so $(D)$(LIBDIR)/lib$(l).so.$(SOVERSION) $(D)$(LIBDIR)/lib$(l).a $(D)$(LIBDIR)/pkgconfig/$(l).pc)
 	rm -f $(D)$(INCLUDEDIR)/kvpool.h $(D)$(INCLUDEDIR)/kvattn.h
 	rm -f $(foreach m,$(MANUALS),$(D)$(MANDIR)/man$(subst .,,$(suffix $(m)))/$(notdir $(m)))

@@ -14,6 +14,7 @@
 #include "events.h"
 #include "forget.h"
 #include "index.h"
+#include "kvpool_derived.h"
 #include "kvpool_desc.h"
 #include "log.h"
 #include "policy.h"
@@ -382,8 +383,8 @@ static int ns_create(struct daemon *d, struct session *session, const struct kvp
 	if (r < 0)
 		return r;
 	birth.mode = join->mode ? join->mode : 0600;
-	birth.flags = join->flags &
-		      (KVP_NS_COPIED | KVP_NS_IN_PLACE | KVP_NS_SPILL_ZSTD | KVP_NS_SPILL_PLAIN | KVP_NS_LAYERS);
+	birth.flags = join->flags & (KVP_NS_COPIED | KVP_NS_IN_PLACE | KVP_NS_SPILL_ZSTD | KVP_NS_SPILL_PLAIN |
+					    KVP_NS_LAYERS | KVP_NS_COLD);
 	if (!(birth.flags & (KVP_NS_COPIED | KVP_NS_IN_PLACE)))
 		birth.flags |= birth.mode & 022 ? KVP_NS_COPIED : KVP_NS_IN_PLACE;
 	if (!strcmp(d->config.policy, "learned"))
@@ -428,6 +429,12 @@ static int ns_join_check(const struct kvp_wire_join *join, char reason[256])
 	bad = kvp_desc_bad(&join->desc, &block_bytes);
 	if (bad) {
 		snprintf(reason, 256, "namespace %s: descriptor field %s is out of bounds", join->name, bad);
+		return -KVP_EINVAL;
+	}
+	if (join->flags & KVP_NS_COLD && strncmp(join->desc.engine, KVP_QUANTISED, strlen(KVP_QUANTISED)) != 0) {
+		snprintf(reason, 256,
+			"namespace %s: KVP_NS_COLD is for one of kvp_desc_quantised(), whose label says what it is made of",
+			join->name);
 		return -KVP_EINVAL;
 	}
 	return 0;

@@ -139,6 +139,7 @@ struct ns {
 	uint64_t emptying_until_ns; /* nobody has asked for it since: it stays */
 	uint64_t keeps_until_ns; /* no slab of it could be emptied: others are asked before */
 	uint64_t steal_after_ns; /* do not look at the others' memory again before */
+	uint32_t cold_at; /* cold.c's: the candidate of what it is made of that is looked at next */
 	uint64_t link_at; /* tier.c's, while a store that came back is linked to it: the next bucket */
 };
 

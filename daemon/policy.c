@@ -67,6 +67,14 @@ struct entry *policy_first(struct ns *ns)
 	return far ? far : policy_first_near(ns);
 }
 
+struct entry *policy_candidate(struct ns *ns, uint32_t i)
+{
+	if (i < ns->far_heap.n)
+		return policy_entry(ns->far_heap.at[i + 1]);
+	i -= ns->far_heap.n;
+	return i < ns->heap.n ? policy_entry(ns->heap.at[i + 1]) : NULL;
+}
+
 /* ---- learned ---- */
 
 static double policy_seconds(uint64_t ticks)

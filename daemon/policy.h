@@ -26,6 +26,9 @@ struct entry *policy_first(struct ns *ns);
 struct entry *policy_first_near(struct ns *ns);
 struct entry *policy_first_far(struct ns *ns);
 
+/** policy_candidate() - the @i-th of all, from 0 on, those unused for longest among the first ones; NULL: past the last */
+struct entry *policy_candidate(struct ns *ns, uint32_t i);
+
 /** policy_begin() - a namespace there was not, or of the last daemon: as its header says. Without memory by least
  *  recent use. */
 void policy_begin(struct ns *ns);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "block.h"
+#include "cold.h"
 #include "events.h"
 #include "forget.h"
 #include "kvpool_desc.h"
@@ -63,7 +64,8 @@ static void on_hello(struct peer *peer, const struct kvp_msg *msg, const void *b
 		.heartbeat_ms = peer->d->config.heartbeat_ms,
 		.hold_limit_ms = peer->d->config.hold_limit_ms,
 		.grant_limit_ms = peer->d->config.grant_limit_ms,
-		.can = KVP_CAN_LONGER | KVP_CAN_DEADLINE | KVP_CAN_REQUEST | KVP_CAN_UNMAPPED | KVP_CAN_LEAVE};
+		.can = KVP_CAN_LONGER | KVP_CAN_DEADLINE | KVP_CAN_REQUEST | KVP_CAN_UNMAPPED | KVP_CAN_LEAVE |
+		       KVP_CAN_COLD};
 	struct pool *pool = &peer->d->pool;
 	struct session *s;
 	char reason[256] = "";
@@ -635,6 +637,53 @@ static void on_admin(struct peer *peer, const struct kvp_msg *msg, const void *b
 	peer_answer(peer, msg->type, msg->id, 0, &done, sizeof(done), NULL, 0);
 }
 
+static void on_cold_ns(struct peer *peer, const struct kvp_msg *msg, const void *body, size_t n)
+{
+	struct kvp_wire_cold_ns found = {0};
+	struct kvp_wire_cold_ask ask;
+	struct kvp_key key, parent;
+	struct ns *to;
+
+	if (!body_take(&ask, sizeof(ask), KVP_COLD_ASK_LEAST, body, n)) {
+		peer_close(peer, "its COLD_NS has the wrong length");
+		return;
+	}
+	to = cold_next(peer->session, ask.after);
+	if (to) {
+		uint32_t at = to->cold_at;
+
+		found = (struct kvp_wire_cold_ns){.ns_id = to->id,
+			.owner_uid = to->head->owner_uid,
+			.from = cold_from(to)->head->desc,
+			.to = to->head->desc};
+		memcpy(found.name, to->head->name, sizeof(found.name));
+		found.has = cold_find(to, ask.idle_ms, &parent, &key, 1);
+		if (found.has) /* it is named when it is asked for */
+			to->cold_at = at;
+	}
+	peer_answer(peer, msg->type, msg->id, 0, &found, to ? sizeof(found) : 0, NULL, 0);
+}
+
+static void on_cold(struct peer *peer, const struct kvp_msg *msg, struct member *member, const void *body)
+{
+	static struct kvp_key keys[1 + KVP_WIRE_BATCH_MAX];
+	const struct ns *from = cold_from(member->ns);
+	struct kvp_wire_batch batch;
+	uint32_t n = 0;
+
+	memcpy(&batch, body, sizeof(batch)); /* so much is there: on_ns_message() */
+	if (!member->writable || (from && !ns_may_read(from, peer->session))) {
+		peer_refuse(peer, msg->type, msg->id, KVP_EACCES, "namespace %s is read-only to you",
+			member->ns->head->name);
+		return;
+	}
+	if (batch.n > KVP_WIRE_BATCH_MAX)
+		batch.n = KVP_WIRE_BATCH_MAX;
+	if (batch.n)
+		n = cold_find(member->ns, batch.flags, keys, keys + 1, batch.n);
+	peer_answer(peer, msg->type, msg->id, 0, keys, n ? (1 + n) * sizeof(keys[0]) : 0, NULL, 0);
+}
+
 /* Messages about a namespace begin with its id. */
 static void on_ns_message(struct peer *peer, const struct kvp_msg *msg, const void *body, size_t n)
 {
@@ -694,6 +743,9 @@ static void on_ns_message(struct peer *peer, const struct kvp_msg *msg, const vo
 	case KVP_MSG_USAGE:
 		on_usage(peer, msg, member);
 		return;
+	case KVP_MSG_COLD:
+		on_cold(peer, msg, member, body);
+		return;
 	default:
 		on_stage(peer, msg, member, body, n);
 	}
@@ -752,6 +804,9 @@ void request_handle(struct peer *peer, const void *packet, size_t bytes)
 	case KVP_MSG_JOIN:
 		on_join(peer, &msg, body, n);
 		return;
+	case KVP_MSG_COLD_NS:
+		on_cold_ns(peer, &msg, body, n);
+		return;
 	case KVP_MSG_MAP:
 	case KVP_MSG_RESERVE:
 	case KVP_MSG_PUBLISH:
@@ -767,6 +822,7 @@ void request_handle(struct peer *peer, const void *packet, size_t bytes)
 	case KVP_MSG_REQUEST:
 	case KVP_MSG_UNMAPPED:
 	case KVP_MSG_LEAVE:
+	case KVP_MSG_COLD:
 		on_ns_message(peer, &msg, body, n);
 		return;
 	default:

@@ -186,6 +186,8 @@ struct kvp_open_opts {
 enum kvp_open_flags {
 	KVP_OPEN_NO_PREFAULT = 1, /* do not touch newly mapped slabs ahead of need, off the caller's thread */
 	KVP_OPEN_OFFLINE = 2, /* never look for a daemon */
+	/* for helpers: what is looked at and held is no use of it, keeps nothing in memory, and is counted nowhere */
+	KVP_OPEN_QUIET = 4,
 };
 #define KVP_STOCK_NONE 0xffffffffu
 
@@ -246,6 +248,9 @@ enum kvp_ns_flags {
 		256, /* when created: spilled blocks come back layer by layer (KVP_ACQUIRE_LAYERS); then they are plain */
 	KVP_NS_LEARNED =
 		512, /* info: what stays is chosen by a learned order, and requests are told; the operator's to say */
+	KVP_NS_COLD =
+		1024, /* when created, with a descriptor of kvp_desc_quantised(): kvpool-cold(1) may put into it what goes cold
+			 in the namespace of the same name and owner that this one is made of */
 };
 
 struct kvp_ns_opts {
@@ -710,6 +715,33 @@ KVP_API int kvp_key_derived(const struct kvp_ns *derived, const struct kvp_key *
  */
 KVP_API int64_t kvp_quantise(struct kvp_ns *from, struct kvp_ns *to, const struct kvp_kernels *kernels,
 	const struct kvp_key *parent, const struct kvp_key *keys, uint32_t n, uint64_t deadline_ns);
+
+/* A namespace with KVP_NS_COLD, and the one it is made of. */
+struct kvp_cold {
+	uint32_t size;
+	uint32_t owner_uid;
+	char name[KVP_NAME_MAX]; /* of both */
+	struct kvp_desc from, to;
+};
+
+/**
+ * kvp_cold_next() - the next pair this client may read from and write to in which something is cold; for kvpool-cold(1)
+ * @after: 0 at first, then as the last call left it
+ * @idle_ms: cold is what nobody has used for so long
+ * One round trip for each pair.
+ * Return: 1; 0: past the last one; -KVP_EINVAL; -KVP_ENOTSUP: the daemon is too old; -KVP_EDETACHED; -KVP_ETIMEDOUT.
+ */
+KVP_API int kvp_cold_next(struct kvp_client *client, uint64_t *after, uint32_t idle_ms, struct kvp_cold *cold);
+
+/**
+ * kvp_cold_keys() - a piece of a chain of @from whose last block is cold, in memory, and not in @to; for kvp_quantise()
+ * @parent: filled: the block before, all zero: none
+ * @keys: filled: at most @max.  What a cold block hangs below comes with it, for a chain is of use from its beginning
+ * None while somebody waits for room.  What was in @to and went is not named again as long as the daemon remembers it.
+ * Return: 0..@max; as kvp_cold_next().
+ */
+KVP_API int64_t kvp_cold_keys(struct kvp_ns *from, struct kvp_ns *to, uint32_t idle_ms, struct kvp_key *parent,
+	struct kvp_key *keys, uint32_t max);
 
 /* ---- Sequences ---- */
 

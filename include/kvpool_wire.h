@@ -65,6 +65,11 @@ enum kvp_msg_type {
 	KVP_MSG_LEAVE =
 		19, /* kvp_wire_batch, u64 slab[n]     -> nothing: the session is in the namespace no more; see below
 			       (KVP_CAN_LEAVE) */
+	KVP_MSG_COLD_NS =
+		20, /* kvp_wire_cold_ask                -> kvp_wire_cold_ns, or nothing: past the last (KVP_CAN_COLD) */
+	KVP_MSG_COLD =
+		21, /* kvp_wire_batch (the namespace with KVP_NS_COLD, @n keys at most, flags: idle, in ms)   -> kvp_key[]: parent
+			       of the first or zeroes, then a piece of a chain; nothing: there is none, or others wait for room */
 	KVP_MSG_DRAIN = 32, /* operators: kvp_wire_admin       -> kvp_wire_admin_done */
 	KVP_MSG_PURGE = 33, /* operators: kvp_wire_admin       -> kvp_wire_admin_done, then the daemon ends */
 	KVP_MSG_EVICT = 34, /* operators: kvp_wire_admin       -> kvp_wire_admin_done */
@@ -113,6 +118,7 @@ enum kvp_wire_can {
 	KVP_CAN_REQUEST = 1 << 2, /* KVP_MSG_REQUEST */
 	KVP_CAN_UNMAPPED = 1 << 3, /* KVP_MSG_UNMAPPED */
 	KVP_CAN_LEAVE = 1 << 4, /* KVP_MSG_LEAVE */
+	KVP_CAN_COLD = 1 << 5, /* KVP_MSG_COLD_NS, KVP_MSG_COLD, KVP_NS_COLD */
 };
 
 struct kvp_wire_welcome {
@@ -288,6 +294,24 @@ struct kvp_wire_usage {
 	uint64_t stored, evicted, dropped, restored;
 };
 #define KVP_USAGE_LEAST 112u
+
+struct kvp_wire_cold_ask {
+	uint64_t after; /* the ns_id of the last answer; 0: from the first on */
+	uint32_t idle_ms;
+	uint32_t reserved;
+};
+#define KVP_COLD_ASK_LEAST 16u
+
+/* A namespace with KVP_NS_COLD that the session may write to, and the one it is made of, which it may read. */
+struct kvp_wire_cold_ns {
+	uint64_t ns_id;
+	uint32_t owner_uid;
+	uint32_t has; /* 1: something is cold in it */
+	char name[KVP_NAME_MAX];
+	struct kvp_desc from, to;
+};
+#define KVP_COLD_NS_LEAST ((uint32_t)(80 + 2 * sizeof(struct kvp_desc)))
+static_assert(sizeof(struct kvp_wire_cold_ns) == 80 + 2 * sizeof(struct kvp_desc), "wire v1");
 
 /* What an operator asks for. Read after its deadline it is not done: status -ETIME. */
 struct kvp_wire_admin {

@@ -116,6 +116,8 @@ static int socket_connect(struct kvp_client *client)
 
 /* ---- the session ---- */
 
+static const _Atomic uint32_t no_tick;
+
 static int header_open(struct session *s, int fd)
 {
 	const struct kvp_pool_header *header = map_object(fd, KVP_PAGE, false);
@@ -127,6 +129,7 @@ static int header_open(struct session *s, int fd)
 		header->endian == KVP_ENDIAN && header->header_bytes >= KVP_POOL_HEADER_LEAST &&
 		header->header_bytes <= KVP_PAGE && !memcmp(header->uuid, s->uuid, 16)) {
 		s->header = header;
+		s->tick = s->client->flags & KVP_OPEN_QUIET ? &no_tick : &header->tick;
 		return 0;
 	}
 	fail(-KVP_EVERSION,

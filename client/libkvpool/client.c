@@ -35,7 +35,7 @@ static int open_options(struct kvp_client *client, const struct kvp_open_opts *o
 
 	if (opts && opts->size != sizeof(*opts))
 		return fail(-KVP_EINVAL, "opts.size: %u, this library knows %zu", opts->size, sizeof(*opts));
-	if (opts && opts->flags & ~(uint32_t)(KVP_OPEN_NO_PREFAULT | KVP_OPEN_OFFLINE))
+	if (opts && opts->flags & ~(uint32_t)(KVP_OPEN_NO_PREFAULT | KVP_OPEN_OFFLINE | KVP_OPEN_QUIET))
 		return fail(-KVP_EINVAL, "opts.flags: %#x holds unknown bits", opts->flags);
 	if (!socket)
 		socket = secure_getenv("KVPOOL_SOCKET");

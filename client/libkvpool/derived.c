@@ -6,28 +6,17 @@
  */
 #include "internal.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kvattn.h"
+#include "kvpool_derived.h"
 
 #define QUANTISE_BLOCKS 64u /* held, and published, at a time */
 
-static const char *layout_name(uint32_t layout)
+static int label_long(void)
 {
-	return layout == KVP_LAYOUT_TILED ? "TILED" : layout == KVP_LAYOUT_HND ? "HND" : "NHD";
-}
-
-/* The label goes where an engine names its own format. */
-static int desc_label(struct kvp_desc *desc, const struct kvp_desc *of, const char *what)
-{
-	int n = snprintf(desc->engine, sizeof(desc->engine), "%s %s %s/%s%s%s", what, layout_name(of->layout),
-		kvp_type_name(of->type_k), kvp_type_name(of->type_v), of->engine[0] ? ", " : "", of->engine);
-
-	return n < (int)sizeof(desc->engine)
-		       ? 0
-		       : fail(-KVP_EINVAL, "of: its engine field leaves no room for the label of what is made of it");
+	return fail(-KVP_EINVAL, "of: its engine field leaves no room for the label of what is made of it");
 }
 
 static int desc_begin(const struct kvp_desc *of, struct kvp_desc *desc)
@@ -40,9 +29,7 @@ static int desc_begin(const struct kvp_desc *of, struct kvp_desc *desc)
 		return -KVP_EINVAL;
 	if (of->layout == KVP_LAYOUT_OPAQUE)
 		return fail(-KVP_ENOTSUP, "of: nobody but its engine knows what is in an OPAQUE block");
-	*desc = *of;
-	memset(desc->engine, 0, sizeof(desc->engine));
-	desc->block_bytes = 0;
+	kvp_desc_unlabelled(of, desc);
 	return 0;
 }
 
@@ -63,25 +50,23 @@ int kvp_desc_summaries(const struct kvp_desc *of, struct kvp_desc *desc)
 		return r;
 	desc->layout = KVP_LAYOUT_OPAQUE;
 	desc->block_bytes = summary_off(of, of->n_layers);
-	return desc_label(desc, of, "kvpool-minmax/1 of");
+	return kvp_desc_label(desc, of, "kvpool-minmax/1 of") ? 0 : label_long();
 }
 
 int kvp_desc_quantised(const struct kvp_desc *of, uint32_t type_k, uint32_t type_v, struct kvp_desc *desc)
 {
 	int r = desc_begin(of, desc);
+	bool fits;
 
 	if (r < 0)
 		return r;
-	desc->layout = KVP_LAYOUT_TILED;
-	desc->type_k = type_k;
-	desc->type_v = type_v;
+	fits = kvp_desc_of_types(of, type_k, type_v, desc);
 	r = kvp_desc_check(desc, NULL, NULL);
-	return r < 0 ? r : desc_label(desc, of, "kvpool-quantised/1 from");
+	return r < 0 ? r : fits ? 0 : label_long();
 }
 
 int kvp_key_derived(const struct kvp_ns *derived, const struct kvp_key *key, struct kvp_key *out)
 {
-	uint8_t bytes[16 + sizeof(derived->join.desc.engine)];
 	int r = ns_bad(derived);
 
 	if (r < 0)
@@ -91,10 +76,8 @@ int kvp_key_derived(const struct kvp_ns *derived, const struct kvp_key *key, str
 	if (!derived->join.desc.engine[0])
 		return fail(-KVP_EINVAL, "derived: namespace %s has no label; see kvp_desc_quantised()",
 			derived->join.name);
-	for (unsigned i = 0; i < 16; i++)
-		bytes[i] = (uint8_t)(key->w[i / 8] >> 8 * (i % 8));
-	memcpy(bytes + 16, derived->join.desc.engine, sizeof(derived->join.desc.engine));
-	return kvp_hash_bytes(derived, bytes, sizeof(bytes), out);
+	kvp_key_of_derived(ns_secret(derived), derived->join.desc.engine, key, out);
+	return 0;
 }
 
 /* ---- quantise ---- */

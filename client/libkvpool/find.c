@@ -95,8 +95,7 @@ static HOT enum found slot_try(
 		pin_drop(pin);
 		return FOUND_NOT;
 	}
-	atomic_store_explicit(
-		&pin->stamp, atomic_load_explicit(&session->header->tick, memory_order_relaxed), memory_order_relaxed);
+	atomic_store_explicit(&pin->stamp, session_tick(session), memory_order_relaxed);
 	spot->map = map;
 	spot->slot = slot;
 	spot->generation = kvp_word_generation(word);
@@ -145,8 +144,7 @@ enum found find_pin_arriving(
 		pin_drop(pin);
 		return FOUND_NOT;
 	}
-	atomic_store_explicit(&pin->stamp, atomic_load_explicit(&map->session->header->tick, memory_order_relaxed),
-		memory_order_relaxed);
+	atomic_store_explicit(&pin->stamp, session_tick(map->session), memory_order_relaxed);
 	*spot = (struct spot){.map = map,
 		.slot = slot,
 		.generation = kvp_word_generation(word),
@@ -187,8 +185,7 @@ void spot_pin_again(const struct ns_map *map, uint64_t slot)
 
 	atomic_fetch_add_explicit(&pin->count, 1, memory_order_seq_cst);
 	/* what an earlier use of the slot left there would make this the oldest hold of all */
-	atomic_store_explicit(&pin->stamp, atomic_load_explicit(&map->session->header->tick, memory_order_relaxed),
-		memory_order_relaxed);
+	atomic_store_explicit(&pin->stamp, session_tick(map->session), memory_order_relaxed);
 }
 
 /* ---- the index ---- */
@@ -205,8 +202,7 @@ static enum found slot_look(struct ns_map *map, uint64_t slot, const struct kvp_
 		return FOUND_NOT;
 	slab = atomic_load_explicit(&map->ro[slot_place(map, slot)], memory_order_acquire);
 	if (how == LOOKUP_TOUCH && slab && slab->number == number) /* pin pages exist for mapped slabs only */
-		atomic_store_explicit(&slot_pin(map, slot)->stamp,
-			atomic_load_explicit(&map->session->header->tick, memory_order_relaxed), memory_order_relaxed);
+		atomic_store_explicit(&slot_pin(map, slot)->stamp, session_tick(map->session), memory_order_relaxed);
 	return FOUND_PINNED;
 }
 

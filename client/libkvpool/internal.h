@@ -162,6 +162,7 @@ struct session {
 	uint64_t pin_stride;
 	uint32_t max_places;
 	const struct kvp_pool_header *header;
+	const _Atomic uint32_t *tick; /* the header's; of a quiet client one that stands at 0, which is no use */
 	struct ns_map *maps; /* client->lock; only the keeper takes one away */
 	uint64_t counts_base[16]; /* the client's counts when the session began */
 	uint64_t ns_counts_base[KVP_CLIENT_NS_MAX][6]; /* N_NS_COUNTS */
@@ -172,6 +173,12 @@ struct session {
 static inline struct kvp_pin *session_pin(const struct session *s, uint32_t place, uint32_t index)
 {
 	return (struct kvp_pin *)(void *)(s->pins + place * s->pin_stride) + index;
+}
+
+/* The stamp of a use now. */
+static inline uint32_t session_tick(const struct session *s)
+{
+	return atomic_load_explicit(s->tick, memory_order_relaxed);
 }
 
 /* ---- client ---- */

@@ -6,8 +6,9 @@
 #include <sodium.h>
 #include <string.h>
 
+#include "kvpool_derived.h"
+
 #define CHAIN_BYTE 1
-#define BYTES_BYTE 2
 #define BYTES_MAX 1024
 #define EXTRA_MAX 4096
 
@@ -136,19 +137,13 @@ int kvp_hash_block(const struct kvp_ns *ns, const struct kvp_key *parent, const 
 
 int kvp_hash_bytes(const struct kvp_ns *ns, const void *bytes, uint32_t n, struct kvp_key *key)
 {
-	static const uint8_t bytes_byte = BYTES_BYTE;
-	crypto_generichash_state hash;
 	int r = ns_bad(ns);
 
 	if (r < 0)
 		return r;
 	if (!bytes || !key || !n || n > BYTES_MAX)
 		return fail(-KVP_EINVAL, "n: keys of 1 to %d bytes, got %u", BYTES_MAX, n);
-	crypto_generichash_init(&hash, ns_secret(ns), 32, 16);
-	crypto_generichash_update(&hash, &bytes_byte, 1);
-	hash_u32(&hash, n);
-	crypto_generichash_update(&hash, bytes, n);
-	hash_end(&hash, key);
+	kvp_key_of_bytes(ns_secret(ns), bytes, n, key);
 	return 0;
 }
 

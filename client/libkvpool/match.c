@@ -28,6 +28,8 @@ static struct request *lookup_request(struct ns_map *map, const struct kvp_key *
 /* Missed keys, so that the daemon counts them by reason; nobody waits for the answer. */
 void lookup_tell(struct ns_map *map, const struct kvp_key *keys, uint32_t n)
 {
+	if (map->session->client->flags & KVP_OPEN_QUIET)
+		return;
 	for (uint32_t at = 0; at < n; at += KVP_WIRE_BATCH_MAX) {
 		struct kvp_wire_batch head = {.ns_id = map->ns_id};
 
@@ -64,7 +66,8 @@ void request_tell(struct ns_map *map, const struct kvp_key *keys, uint32_t n, ui
 	struct kvp_wire_batch head = {
 		.ns_id = map->ns_id, .n = n < KVP_WIRE_REQUEST_MAX ? n : KVP_WIRE_REQUEST_MAX, .flags = hint};
 
-	if (n && map_is_learned(map) && wire_can(map->session->client, KVP_CAN_REQUEST))
+	if (n && map_is_learned(map) && !(map->session->client->flags & KVP_OPEN_QUIET) &&
+		wire_can(map->session->client, KVP_CAN_REQUEST))
 		client_tell(map->session, KVP_MSG_REQUEST, &head, sizeof(head), keys, head.n * sizeof(*keys));
 }
 

@@ -19,7 +19,7 @@ int ns_bad(const struct kvp_ns *ns)
 static int ns_opts_bad(const struct kvp_client *client, const struct kvp_ns_opts *opts)
 {
 	const uint32_t known = KVP_NS_JOIN | KVP_NS_COPIED | KVP_NS_IN_PLACE | KVP_NS_READONLY | KVP_NS_SPILL_ZSTD |
-			       KVP_NS_SPILL_PLAIN | KVP_NS_LAYERS;
+			       KVP_NS_SPILL_PLAIN | KVP_NS_LAYERS | KVP_NS_COLD;
 	const char *field;
 
 	if (!opts)

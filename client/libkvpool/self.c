@@ -214,6 +214,8 @@ void count_flush(struct session *s)
 	uint64_t sums[N_COUNTS], of_ns[KVP_CLIENT_NS_MAX][N_NS_COUNTS];
 	_Atomic uint64_t *out = &s->head->counts.lookups;
 
+	if (s->client->flags & KVP_OPEN_QUIET)
+		return;
 	count_sum(s->client, sums, of_ns);
 	for (unsigned i = 0; i <= COUNT_LOST_HOLDS; i++)
 		atomic_store_explicit(&out[i], sums[i] - s->counts_base[i], memory_order_relaxed);

@@ -24,6 +24,7 @@ static struct mapped *map_all(const struct race_memory *memory)
 	m->session.pin_stride = memory->session->pin_stride;
 	m->session.max_places = head->max_places;
 	m->session.header = memory->pool;
+	m->session.tick = &memory->pool->tick;
 	m->map.session = &m->session;
 	m->map.head = head;
 	m->map.slabs = memory->slabs;
