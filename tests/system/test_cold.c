@@ -1,0 +1,436 @@
+/*
+ * test_cold.c - blocks that nobody has used for long are quantised beside, where their owner allows it: kvpoold and kvpool-cold
+ *
+ * kvpool-test: timeout=240
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "kvattn.h"
+#include "kvpool.h"
+#include "wire.h"
+
+#define LAYERS 2u
+#define HEADS 2u
+#define DIM 64u
+#define WIDTH 16u /* a block: 32 KiB of f32 */
+#define ROW (HEADS * DIM)
+#define CHAIN 40u
+#define NOBODY 65534u
+
+struct fixture {
+	struct host host;
+	char spill[128], helper_log[112];
+	struct kvp_client *client;
+	struct kvp_ns *ns;
+	pid_t helper;
+};
+
+static struct kvp_ns *given_ns(const struct fixture *f, const char *name, const struct kvp_desc *desc, uint32_t flags)
+{
+	struct kvp_ns_opts opts = {
+		.size = sizeof(opts), .name = name, .owner_uid = KVP_UID_SELF, .desc = desc, .flags = flags};
+	struct kvp_ns *ns;
+
+	if (kvp_ns_open(f->client, &opts, &ns) < 0)
+		fail_msg("%s", kvp_error(f->client));
+	return ns;
+}
+
+static struct kvp_desc exact_desc(void)
+{
+	struct kvp_desc desc;
+
+	kvp_desc_init(&desc, KVP_LAYOUT_HND, WIDTH, LAYERS, HEADS, DIM, KVP_TYPE_F32);
+	return desc;
+}
+
+static struct kvp_desc small_desc(void)
+{
+	struct kvp_desc desc = exact_desc(), small;
+
+	assert_int_equal(kvp_desc_quantised(&desc, KVP_TYPE_I8, KVP_TYPE_I8, &small), 0);
+	return small;
+}
+
+static void open_client(struct fixture *f)
+{
+	struct kvp_open_opts opts = {.size = sizeof(opts), .socket = f->host.socket, .connect_timeout_ms = 5000};
+	struct kvp_desc desc = exact_desc();
+
+	assert_int_equal(kvp_open(&opts, &f->client), 0);
+	f->ns = given_ns(f, "m", &desc, 0);
+}
+
+static int setup(void **state)
+{
+	struct fixture *f = calloc(1, sizeof(*f));
+	const char *options[] = {"--pool", "16M", "--slab", "1M", "--free-percent", "0", "--heartbeat", "200",
+		"--spill", f->spill, NULL};
+	char dir[96];
+
+	assert_non_null(f);
+	assert_int_equal(host_open(&f->host, geteuid()), 0);
+	snprintf(dir, sizeof(dir), "%s/spill", f->host.dir);
+	assert_int_equal(mkdir(dir, 0700), 0);
+	snprintf(f->spill, sizeof(f->spill), "%s:64M", dir);
+	snprintf(f->helper_log, sizeof(f->helper_log), "%s/helper", f->host.dir);
+	assert_int_equal(host_start(&f->host, options), 0);
+	open_client(f);
+	*state = f;
+	return 0;
+}
+
+static void helper_start(struct fixture *f, uid_t uid, const char *idle)
+{
+	const char *build = getenv("BUILD");
+	char path[512];
+
+	snprintf(path, sizeof(path), "%s/kvpool-cold", build ? build : "build");
+	f->helper = fork();
+	if (f->helper)
+		return;
+	int fd = open(f->helper_log, O_WRONLY | O_CREAT | O_APPEND, 0644);
+
+	dup2(fd, 1);
+	dup2(fd, 2);
+	if (uid && (setgid(uid) < 0 || setuid(uid) < 0))
+		_exit(98);
+	execl(path, "kvpool-cold", "--socket", f->host.socket, "--idle", idle, "--every", "100", (char *)NULL);
+	_exit(99);
+}
+
+static int helper_end(struct fixture *f, int number)
+{
+	int status = -1;
+
+	if (f->helper > 0 && kill(f->helper, number) == 0)
+		waitpid(f->helper, &status, 0);
+	f->helper = 0;
+	return status;
+}
+
+static int teardown(void **state)
+{
+	struct fixture *f = *state;
+	bool good;
+
+	helper_end(f, SIGKILL);
+	good = host_alive(&f->host) && host_conserves(&f->host);
+	kvp_ns_close(f->ns);
+	kvp_close(f->client);
+	host_close(&f->host);
+	free(f);
+	return good ? 0 : -1;
+}
+
+/* ---- blocks that tell where they belong ---- */
+
+static float value_of(uint64_t seed, uint32_t layer, uint32_t token, uint32_t i)
+{
+	return (float)((seed * 131 + layer * 17 + token * 31 + i * 7919) % 4096) / 1024 - 2;
+}
+
+static void rows_of(uint64_t seed, uint32_t layer, float k[WIDTH * ROW], float v[WIDTH * ROW])
+{
+	for (uint32_t t = 0; t < WIDTH; t++)
+		for (uint32_t i = 0; i < ROW; i++) {
+			k[t * ROW + i] = value_of(seed, layer, t, i);
+			v[t * ROW + i] = -value_of(seed, layer, t, i);
+		}
+}
+
+static void block_fill(const struct kvp_ns *ns, uint64_t seed, void *block)
+{
+	static float k[WIDTH * ROW], v[WIDTH * ROW];
+
+	for (uint32_t layer = 0; layer < LAYERS; layer++) {
+		struct kvattn_geom geom;
+
+		rows_of(seed, layer, k, v);
+		assert_int_equal(kvp_attn_geom(ns, layer, &geom), 0);
+		assert_int_equal(kvattn_put(&geom, block, 0, WIDTH, k, 0, v, 0), 0);
+	}
+}
+
+/* The largest relative L2 error of a layer's K or V. */
+static double block_error(const struct kvp_ns *ns, uint64_t seed, const void *block)
+{
+	static float k[WIDTH * ROW], v[WIDTH * ROW], want_k[WIDTH * ROW], want_v[WIDTH * ROW];
+	double worst = 0;
+
+	for (uint32_t layer = 0; layer < LAYERS; layer++) {
+		double off_k = 0, off_v = 0, all_k = 0, all_v = 0;
+		struct kvattn_geom geom;
+
+		rows_of(seed, layer, want_k, want_v);
+		assert_int_equal(kvp_attn_geom(ns, layer, &geom), 0);
+		assert_int_equal(kvattn_get(&geom, block, 0, WIDTH, k, 0, v, 0), 0);
+		for (uint32_t i = 0; i < WIDTH * ROW; i++) {
+			off_k += pow((double)k[i] - (double)want_k[i], 2);
+			off_v += pow((double)v[i] - (double)want_v[i], 2);
+			all_k += pow((double)want_k[i], 2);
+			all_v += pow((double)want_v[i], 2);
+		}
+		worst = fmax(worst, fmax(sqrt(off_k / all_k), sqrt(off_v / all_v)));
+	}
+	return worst;
+}
+
+/* A chain, its blocks under keys from wire_key(@first) on. */
+static void publish_chain(struct fixture *f, struct kvp_ns *ns, uint64_t first, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		struct kvp_block_ref block;
+		struct kvp_publish_item item = {.key = wire_key(first + i), .block = &block, .used_tokens = WIDTH};
+		uint8_t result;
+
+		if (i)
+			item.parent = wire_key(first + i - 1);
+		if (kvp_reserve(ns, 1, 0, kvp_deadline_ms(10000), &block) != 1)
+			fail_msg("%s", kvp_error(f->client));
+		block_fill(ns, first + i, block.data);
+		assert_int_equal(kvp_publish(ns, &item, 1, &result), 1);
+	}
+}
+
+/* A daemon that just came serves before this client has mapped all of its memory again: a miss then, and soon none. */
+static void hold_one(struct kvp_ns *ns, const struct kvp_key *key, struct kvp_view *view)
+{
+	uint64_t until = kvp_deadline_ms(10000);
+
+	while (kvp_acquire(ns, key, 1, 0, until, view) != 1) {
+		if (wire_now() > until)
+			fail_msg("a block is missing, for reason %u", view->reason);
+		wire_sleep_ms(20);
+	}
+}
+
+struct made {
+	struct kvp_ns *to;
+	uint64_t first;
+	uint32_t n;
+};
+
+static bool is_there(void *arg)
+{
+	const struct made *made = arg;
+
+	for (uint32_t i = 0; i < made->n; i++) {
+		struct kvp_key key = wire_key(made->first + i), derived;
+		struct kvp_match_part part = {.ns = made->to, .keys = &derived};
+
+		assert_int_equal(kvp_key_derived(made->to, &key, &derived), 0);
+		if (kvp_match(&part, 1, 1, 0, NULL) != 1)
+			return false;
+	}
+	return true;
+}
+
+static void assert_made(struct made *made, unsigned ms)
+{
+	if (!wire_until(is_there, made, ms))
+		fail_msg("of the chain from %llu on some blocks were not quantised", (unsigned long long)made->first);
+	for (uint32_t i = 0; i < made->n; i++) {
+		struct kvp_key key = wire_key(made->first + i), derived;
+		struct kvp_view view;
+
+		assert_int_equal(kvp_acquire(made->to, &key, 1, 0, 0, &view), 0); /* not under the exact block's key */
+		assert_int_equal(kvp_key_derived(made->to, &key, &derived), 0);
+		hold_one(made->to, &derived, &view);
+		assert_int_equal(view.used_tokens, WIDTH);
+		assert_true(block_error(made->to, made->first + i, view.data) < 9.4e-3);
+		kvp_release(&view, 1);
+	}
+}
+
+static void assert_exact(struct kvp_ns *ns, uint64_t first, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		struct kvp_key key = wire_key(first + i);
+		struct kvp_view view;
+
+		hold_one(ns, &key, &view);
+		assert_true(block_error(ns, first + i, view.data) == 0);
+		kvp_release(&view, 1);
+	}
+}
+
+static const struct kvp_ns_row *row_of(struct fixture *f, struct kvp_ns *ns)
+{
+	struct kvp_ns_info info = {.size = sizeof(info)};
+
+	assert_int_equal(kvp_ns_info(ns, &info), 0);
+	return host_ns_row(&f->host, info.ns_id);
+}
+
+static void what_is_cold_is_found_quantised_where_its_owner_allowed_it(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_desc small = small_desc();
+	struct kvp_ns *to = given_ns(f, "m", &small, KVP_NS_COLD);
+	struct made made = {.to = to, .first = 100, .n = CHAIN};
+	uint64_t lookups, stored;
+
+	publish_chain(f, f->ns, 100, CHAIN);
+	wire_sleep_ms(500); /* what this client counts has come over */
+	lookups = atomic_load(&row_of(f, f->ns)->counters.lookups);
+	helper_start(f, 0, "1000");
+	assert_made(&made, 20000);
+	stored = atomic_load(&row_of(f, to)->counters.stored);
+	assert_int_equal(stored, CHAIN);
+	assert_int_equal(atomic_load(&row_of(f, f->ns)->counters.lookups), lookups); /* nobody used them */
+	assert_int_equal(atomic_load(&row_of(f, f->ns)->counters.published), CHAIN);
+	assert_exact(f->ns, 100, CHAIN);
+	wire_sleep_ms(1500); /* all there: it has nothing more to do, and is in no namespace */
+	assert_int_equal(atomic_load(&row_of(f, to)->counters.stored), stored);
+	assert_int_equal(helper_end(f, SIGTERM), 0);
+	kvp_ns_close(to);
+}
+
+static void where_the_owner_did_not_allow_it_nothing_is_quantised(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_desc desc = exact_desc(), small = small_desc();
+	struct kvp_ns *not_allowed = given_ns(f, "n", &small, 0), *without = given_ns(f, "w", &desc, 0);
+	struct kvp_ns *to = given_ns(f, "m", &small, KVP_NS_COLD), *exact = given_ns(f, "n", &desc, 0);
+	struct made made = {.to = to, .first = 100, .n = 3};
+	struct kvp_ns_opts opts = {.size = sizeof(opts), .name = "x", .desc = &desc, .flags = KVP_NS_COLD};
+	struct kvp_ns *refused;
+
+	opts.owner_uid = KVP_UID_SELF;
+	assert_int_equal(kvp_ns_open(f->client, &opts, &refused), -KVP_EINVAL); /* not one of kvp_desc_quantised() */
+	publish_chain(f, exact, 200, 3);
+	publish_chain(f, without, 300, 3);
+	publish_chain(f, f->ns, 100, 3);
+	helper_start(f, 0, "500");
+	assert_made(&made, 20000);
+	wire_sleep_ms(1000);
+	assert_int_equal(atomic_load(&row_of(f, not_allowed)->counters.stored), 0);
+	assert_int_equal(atomic_load(&row_of(f, to)->counters.stored), 3);
+	kvp_ns_close(not_allowed);
+	kvp_ns_close(without);
+	kvp_ns_close(exact);
+	kvp_ns_close(to);
+}
+
+static void what_is_used_is_not_cold(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_desc small = small_desc();
+	struct kvp_ns *to = given_ns(f, "m", &small, KVP_NS_COLD);
+	struct made made = {.to = to, .first = 100, .n = 3};
+	struct kvp_key last = wire_key(202);
+
+	publish_chain(f, f->ns, 100, 3);
+	publish_chain(f, f->ns, 200, 3);
+	helper_start(f, 0, "1500");
+	for (unsigned i = 0; i < 30; i++) {
+		assert_int_equal(kvp_touch(f->ns, &last, 1), 1);
+		wire_sleep_ms(100);
+	}
+	assert_made(&made, 20000);
+	assert_int_equal(atomic_load(&row_of(f, to)->counters.stored), 3);
+	kvp_ns_close(to);
+}
+
+static void who_may_not_read_a_namespace_is_not_told_of_it(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_desc small = small_desc();
+	struct kvp_ns *to;
+
+	if (geteuid()) /* it takes another user */
+		skip();
+	to = given_ns(f, "m", &small, KVP_NS_COLD);
+	assert_int_equal(chmod(f->host.dir, 0755), 0);
+	publish_chain(f, f->ns, 100, 3);
+	helper_start(f, NOBODY, "100");
+	wire_sleep_ms(2000);
+	assert_int_equal(atomic_load(&row_of(f, to)->counters.stored), 0);
+	assert_int_equal(helper_end(f, SIGTERM), 0); /* it did run */
+	kvp_ns_close(to);
+}
+
+static void a_kill_of_the_helper_or_the_daemon_at_any_moment_loses_nothing(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_desc small = small_desc();
+	struct kvp_ns *to = given_ns(f, "m", &small, KVP_NS_COLD);
+
+	for (unsigned round = 0; round < 8; round++) {
+		struct made made = {.to = to, .first = 1000 * (round + 1), .n = CHAIN};
+
+		publish_chain(f, f->ns, made.first, CHAIN);
+		helper_start(f, 0, "200");
+		wire_sleep_ms(200 + 40 * round);
+		helper_end(f, SIGKILL);
+		helper_start(f, 0, "200");
+		if (round % 2) {
+			wire_sleep_ms(20 * round);
+			host_kill(&f->host);
+			assert_int_equal(host_start(&f->host, NULL), 0);
+		}
+		assert_made(&made, 30000);
+		assert_exact(f->ns, made.first, CHAIN);
+		helper_end(f, SIGTERM);
+	}
+	kvp_ns_close(to);
+}
+
+/* A pool too small for it all: nobody is kept waiting, and nothing is made again and again. */
+static void a_full_pool_serves_as_if_nobody_quantised(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_desc small = small_desc();
+	struct kvp_ns *to = given_ns(f, "m", &small, KVP_NS_COLD);
+	uint64_t slowest = 0, stored;
+
+	helper_start(f, 0, "300");
+	for (unsigned chain = 0; chain < 30; chain++) { /* 37 MiB through 16 */
+		uint64_t began = wire_now();
+
+		publish_chain(f, f->ns, 1000 * (chain + 1), CHAIN);
+		slowest = wire_now() - began > slowest ? wire_now() - began : slowest;
+		wire_sleep_ms(100);
+	}
+	print_message(
+		"a chain of 1.25 MiB was published in %llu ms at most\n", (unsigned long long)(slowest / 1000000));
+	wire_sleep_ms(3000);
+	stored = atomic_load(&row_of(f, to)->counters.stored);
+	assert_true(stored > 0 && stored <= 30 * CHAIN);
+	for (unsigned chain = 0; chain < 30; chain++)
+		assert_exact(f->ns, 1000 * (chain + 1), CHAIN);
+	kvp_ns_close(to);
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(what_is_cold_is_found_quantised_where_its_owner_allowed_it),
+		TEST(where_the_owner_did_not_allow_it_nothing_is_quantised),
+		TEST(what_is_used_is_not_cold),
+		TEST(who_may_not_read_a_namespace_is_not_told_of_it),
+		TEST(a_kill_of_the_helper_or_the_daemon_at_any_moment_loses_nothing),
+		TEST(a_full_pool_serves_as_if_nobody_quantised),
+	};
+
+	if (argc > 1) /* one of them */
+		cmocka_set_test_filter(argv[1]);
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
