@@ -29,7 +29,7 @@
 #define WIDTH 16u /* a block: 32 KiB of f32 */
 #define ROW (HEADS * DIM)
 #define CHAIN 40u
-#define NOBODY 65534u
+#define SOMEBODY 12345u /* not the overflow uid, which is refused at the door */
 
 struct fixture {
 	struct host host;
@@ -94,7 +94,7 @@ static int setup(void **state)
 	return 0;
 }
 
-static void helper_start(struct fixture *f, uid_t uid, const char *idle)
+static void helper_start(struct fixture *f, uid_t uid, const char *idle, const char *rate)
 {
 	const char *build = getenv("BUILD");
 	char path[512];
@@ -109,7 +109,8 @@ static void helper_start(struct fixture *f, uid_t uid, const char *idle)
 	dup2(fd, 2);
 	if (uid && (setgid(uid) < 0 || setuid(uid) < 0))
 		_exit(98);
-	execl(path, "kvpool-cold", "--socket", f->host.socket, "--idle", idle, "--every", "100", (char *)NULL);
+	execl(path, "kvpool-cold", "--socket", f->host.socket, "--idle", idle, "--every", "100", "--rate", rate,
+		(char *)NULL);
 	_exit(99);
 }
 
@@ -203,7 +204,9 @@ static void publish_chain(struct fixture *f, struct kvp_ns *ns, uint64_t first, 
 		if (kvp_reserve(ns, 1, 0, kvp_deadline_ms(10000), &block) != 1)
 			fail_msg("%s", kvp_error(f->client));
 		block_fill(ns, first + i, block.data);
-		assert_int_equal(kvp_publish(ns, &item, 1, &result), 1);
+		if (kvp_publish(ns, &item, 1, &result) != 1)
+			fail_msg("block %u from %llu on: result %u: %s, state %d", i, (unsigned long long)first, result,
+				kvp_error(f->client), (int)kvp_state(f->client, NULL));
 	}
 }
 
@@ -288,7 +291,7 @@ static void what_is_cold_is_found_quantised_where_its_owner_allowed_it(void **st
 	publish_chain(f, f->ns, 100, CHAIN);
 	wire_sleep_ms(500); /* what this client counts has come over */
 	lookups = atomic_load(&row_of(f, f->ns)->counters.lookups);
-	helper_start(f, 0, "1000");
+	helper_start(f, 0, "1000", "64");
 	assert_made(&made, 20000);
 	stored = atomic_load(&row_of(f, to)->counters.stored);
 	assert_int_equal(stored, CHAIN);
@@ -316,7 +319,7 @@ static void where_the_owner_did_not_allow_it_nothing_is_quantised(void **state)
 	publish_chain(f, exact, 200, 3);
 	publish_chain(f, without, 300, 3);
 	publish_chain(f, f->ns, 100, 3);
-	helper_start(f, 0, "500");
+	helper_start(f, 0, "500", "64");
 	assert_made(&made, 20000);
 	wire_sleep_ms(1000);
 	assert_int_equal(atomic_load(&row_of(f, not_allowed)->counters.stored), 0);
@@ -337,7 +340,7 @@ static void what_is_used_is_not_cold(void **state)
 
 	publish_chain(f, f->ns, 100, 3);
 	publish_chain(f, f->ns, 200, 3);
-	helper_start(f, 0, "1500");
+	helper_start(f, 0, "1500", "64");
 	for (unsigned i = 0; i < 30; i++) {
 		assert_int_equal(kvp_touch(f->ns, &last, 1), 1);
 		wire_sleep_ms(100);
@@ -347,22 +350,115 @@ static void what_is_used_is_not_cold(void **state)
 	kvp_ns_close(to);
 }
 
+/* Its namespaces of this name are open to others, who may then do this too. */
+static void given_open_pair(struct fixture *f, struct kvp_ns **from, struct kvp_ns **to)
+{
+	struct kvp_desc desc = exact_desc(), small = small_desc();
+	struct kvp_ns_opts opts = {.size = sizeof(opts), .name = "open", .owner_uid = KVP_UID_SELF, .desc = &desc};
+
+	opts.mode = 0644;
+	assert_int_equal(kvp_ns_open(f->client, &opts, from), 0);
+	opts.mode = 0666;
+	opts.desc = &small;
+	opts.flags = KVP_NS_COLD;
+	assert_int_equal(kvp_ns_open(f->client, &opts, to), 0);
+}
+
 static void who_may_not_read_a_namespace_is_not_told_of_it(void **state)
 {
 	struct fixture *f = *state;
 	struct kvp_desc small = small_desc();
-	struct kvp_ns *to;
+	struct kvp_ns *to, *open_from, *open_to;
+	struct made made = {.first = 200, .n = 3};
 
 	if (geteuid()) /* it takes another user */
 		skip();
 	to = given_ns(f, "m", &small, KVP_NS_COLD);
+	given_open_pair(f, &open_from, &open_to);
+	made.to = open_to;
 	assert_int_equal(chmod(f->host.dir, 0755), 0);
 	publish_chain(f, f->ns, 100, 3);
-	helper_start(f, NOBODY, "100");
-	wire_sleep_ms(2000);
+	publish_chain(f, open_from, 200, 3);
+	helper_start(f, SOMEBODY, "100", "64");
+	assert_made(&made, 20000);
+	wire_sleep_ms(1000);
 	assert_int_equal(atomic_load(&row_of(f, to)->counters.stored), 0);
-	assert_int_equal(helper_end(f, SIGTERM), 0); /* it did run */
+	assert_int_equal(helper_end(f, SIGTERM), 0);
+	kvp_ns_close(open_from);
+	kvp_ns_close(open_to);
 	kvp_ns_close(to);
+}
+
+static void evict_one(struct fixture *f, struct kvp_ns *ns)
+{
+	struct kvp_ns_info info = {.size = sizeof(info)};
+	struct kvp_wire_admin admin = {.deadline_ns = wire_now() + 10000000000ull, .n = 1};
+	struct kvp_wire_admin_done done = {0};
+	char path[sizeof(f->host.socket) + 8];
+	struct wire w;
+
+	assert_int_equal(kvp_ns_info(ns, &info), 0);
+	admin.ns_id = info.ns_id;
+	snprintf(path, sizeof(path), "%s.admin", f->host.socket);
+	assert_int_equal(wire_connect(&w, path), 0);
+	assert_int_equal(wire_call(&w, KVP_MSG_EVICT, &admin, sizeof(admin), &done, sizeof(done)), (int)sizeof(done));
+	assert_int_equal(done.n_done, 1);
+	wire_close(&w);
+}
+
+static void being_quantised_keeps_no_block_in_memory(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_desc small = small_desc();
+	struct kvp_ns *to = given_ns(f, "m", &small, KVP_NS_COLD);
+	struct made made = {.to = to, .first = 100, .n = 3};
+	struct kvp_key keys[6] = {
+		wire_key(100), wire_key(101), wire_key(102), wire_key(200), wire_key(201), wire_key(202)};
+	struct kvp_match_part part = {.ns = f->ns, .keys = keys};
+	uint8_t states[6];
+
+	publish_chain(f, f->ns, 100, 3);
+	wire_sleep_ms(1000);
+	publish_chain(f, f->ns, 200, 3); /* later than those before, sooner than the helper looks at them */
+	helper_start(f, 0, "1500", "64");
+	assert_made(&made, 20000);
+	assert_int_equal(helper_end(f, SIGTERM), 0);
+	for (unsigned i = 0; i < 3; i++) /* a block can go when what hangs below it has gone */
+		evict_one(f, f->ns);
+	assert_int_equal(kvp_match(&part, 1, 6, KVP_MATCH_ALL, states), 6);
+	for (unsigned i = 0; i < 6; i++)
+		assert_int_equal(states[i], i < 3 ? KVP_HIT_SPILL : KVP_HIT_RAM);
+	kvp_ns_close(to);
+}
+
+static void what_was_made_and_went_is_not_made_again(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_desc small = small_desc();
+	struct kvp_ns *to = given_ns(f, "m", &small, KVP_NS_COLD);
+	struct made made = {.to = to, .first = 100, .n = 3};
+	struct kvp_key keys[3];
+
+	publish_chain(f, f->ns, 100, 3);
+	helper_start(f, 0, "200", "64");
+	assert_made(&made, 20000);
+	for (unsigned i = 0; i < 3; i++) {
+		struct kvp_key key = wire_key(100 + i);
+
+		assert_int_equal(kvp_key_derived(to, &key, &keys[i]), 0);
+	}
+	assert_int_equal(kvp_delete(to, keys, 3, kvp_deadline_ms(10000)), 3);
+	wire_sleep_ms(1000);
+	assert_int_equal(atomic_load(&row_of(f, to)->counters.stored), 3);
+	assert_exact(f->ns, 100, 3);
+	kvp_ns_close(to);
+}
+
+static bool is_attached(void *arg)
+{
+	const struct fixture *f = arg;
+
+	return kvp_state(f->client, NULL) == KVP_ATTACHED;
 }
 
 static void a_kill_of_the_helper_or_the_daemon_at_any_moment_loses_nothing(void **state)
@@ -374,11 +470,12 @@ static void a_kill_of_the_helper_or_the_daemon_at_any_moment_loses_nothing(void 
 	for (unsigned round = 0; round < 8; round++) {
 		struct made made = {.to = to, .first = 1000 * (round + 1), .n = CHAIN};
 
+		assert_true(wire_until(is_attached, f, 10000));
 		publish_chain(f, f->ns, made.first, CHAIN);
-		helper_start(f, 0, "200");
+		helper_start(f, 0, "200", "1"); /* slow: a second for a chain */
 		wire_sleep_ms(200 + 40 * round);
 		helper_end(f, SIGKILL);
-		helper_start(f, 0, "200");
+		helper_start(f, 0, "200", "1");
 		if (round % 2) {
 			wire_sleep_ms(20 * round);
 			host_kill(&f->host);
@@ -399,7 +496,7 @@ static void a_full_pool_serves_as_if_nobody_quantised(void **state)
 	struct kvp_ns *to = given_ns(f, "m", &small, KVP_NS_COLD);
 	uint64_t slowest = 0, stored;
 
-	helper_start(f, 0, "300");
+	helper_start(f, 0, "300", "64");
 	for (unsigned chain = 0; chain < 30; chain++) { /* 37 MiB through 16 */
 		uint64_t began = wire_now();
 
@@ -426,6 +523,8 @@ int main(int argc, char **argv)
 		TEST(where_the_owner_did_not_allow_it_nothing_is_quantised),
 		TEST(what_is_used_is_not_cold),
 		TEST(who_may_not_read_a_namespace_is_not_told_of_it),
+		TEST(being_quantised_keeps_no_block_in_memory),
+		TEST(what_was_made_and_went_is_not_made_again),
 		TEST(a_kill_of_the_helper_or_the_daemon_at_any_moment_loses_nothing),
 		TEST(a_full_pool_serves_as_if_nobody_quantised),
 	};

@@ -18,6 +18,7 @@ for page in man1/kvctl.1 man3/kvpool.3 man7/kvpool-llamacpp.7 man7/kvpool-contai
 "$at/sbin/kvpoold" --version >/dev/null
 "$at/bin/kvctl" --help >/dev/null
 "$at/bin/kvengine" --help >/dev/null
+"$at/bin/kvpool-cold" --help >/dev/null
 readelf -d "$at/lib/libkvpool.so.0" | grep -q 'SONAME.*\[libkvpool\.so\.0\]'
 readelf -d "$at/lib/libkvattn.so.0" | grep -q 'SONAME.*\[libkvattn\.so\.0\]'
 

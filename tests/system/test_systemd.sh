@@ -10,13 +10,14 @@ cd "$dir"
 # verify wants the programs where ExecStart= says
 sed "s|/usr/local/sbin/kvpoold|${BUILD:-$top/build}/kvpoold|" "$top/systemd/kvpoold.service" >kvpoold.service
 sed "s|/usr/local/bin/kvpool-exporter|${BUILD:-$top/build}/kvpool-exporter|" "$top/systemd/kvpool-exporter.service" >kvpool-exporter.service
+sed "s|/usr/local/bin/kvpool-cold|${BUILD:-$top/build}/kvpool-cold|" "$top/systemd/kvpool-cold@.service" >kvpool-cold@root.service
 cp "$top"/systemd/*.socket .
-for unit in kvpoold.service kvpool-exporter.service kvpoold.socket kvpoold-admin.socket; do
+for unit in kvpoold.service kvpool-exporter.service kvpool-cold@root.service kvpoold.socket kvpoold-admin.socket; do
 	said=$(systemd-analyze verify --man=no "./$unit" 2>&1) || { echo "$unit: $said"; exit 1; }
 	[ -z "$said" ] || { echo "$unit: $said"; exit 1; }     # unknown keys are mere warnings there
 done
 # 15: an exposure of 1.5
-for unit in kvpoold.service kvpool-exporter.service; do
+for unit in kvpoold.service kvpool-exporter.service kvpool-cold@root.service; do
 	systemd-analyze security --offline=true --threshold=15 --no-pager ./$unit >security || { cat security; exit 1; }
 	tail -n 2 security
 done
