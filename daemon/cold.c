@@ -46,14 +46,19 @@ static struct entry *cold_made(struct ns *to, const struct entry *e, struct kvp_
 	return ns_entry(to, key);
 }
 
+static bool is_long_ago(const struct daemon *d, uint32_t stamp, uint32_t idle_ms)
+{
+	return (int64_t)(int32_t)(daemon_tick(d) - stamp) * KVP_TICK_MS >= idle_ms;
+}
+
 static bool cold_is_idle(const struct ns *from, const struct entry *e, uint32_t idle_ms)
 {
 	uint32_t stamp = e->stamp, width = from->head->slots_per_slab;
 
-	if (e->slot == NO_SLOT || e->doomed ||
-		session_pins(from->d, (uint32_t)(e->slot / width), (uint32_t)(e->slot % width), &stamp))
+	if (e->slot == NO_SLOT || e->doomed || !is_long_ago(from->d, stamp, idle_ms))
 		return false;
-	return (int64_t)(int32_t)(daemon_tick(from->d) - stamp) * KVP_TICK_MS >= idle_ms;
+	return !session_pins(from->d, (uint32_t)(e->slot / width), (uint32_t)(e->slot % width), &stamp) &&
+	       is_long_ago(from->d, stamp, idle_ms);
 }
 
 /* Of the chain that ends in @leaf, from its first block that is not in @to.  What is there is a beginning of it, for it

@@ -22,6 +22,7 @@
 #define USAGE 2
 #define PIECE_BYTES (8ull << 20) /* of exact blocks, held at a time; one at least */
 #define PIECE_BLOCKS 32u
+#define PIECES_MAX 64u /* of one namespace, then come the others */
 #define MAP_MS 50 /* a slab is mapped within, or asked for again the next time */
 #define TRIES 4
 #define PAUSE_MAX_MS 30000u
@@ -113,13 +114,14 @@ static void pair_work(struct helper *h, struct kvp_ns *from, struct kvp_ns *to, 
 	kvp_ns_info(from, &info);
 	if (info.block_bytes * max > PIECE_BYTES)
 		max = info.block_bytes < PIECE_BYTES ? (uint32_t)(PIECE_BYTES / info.block_bytes) : 1;
-	while (!ending) {
+	for (unsigned i = 0; i < PIECES_MAX && !ending; i++) {
 		int64_t n = kvp_cold_keys(from, to, h->idle_ms, &parent, keys, max);
 		int64_t done = n > 0 ? piece_make(from, to, &parent, keys, (uint32_t)n) : n;
 
 		if (done < 0)
 			helper_failed(h, done, name);
-		h->short_of_room = n > 0 && !done;
+		if (n > 0 && !done)
+			h->short_of_room = true;
 		if (done <= 0)
 			return;
 		h->blocks += (uint64_t)done;
@@ -176,8 +178,12 @@ static int helper_run(struct helper *h)
 		return EXIT_FAILURE;
 	}
 	for (pause = h->every_ms; !ending; pause_ms(pause)) {
+		uint64_t before = h->blocks;
+
 		helper_round(h);
-		pause = !h->short_of_room ? h->every_ms : 2 * pause < PAUSE_MAX_MS ? 2 * pause : PAUSE_MAX_MS;
+		pause = !h->short_of_room || h->blocks > before ? h->every_ms
+			: 2 * pause < PAUSE_MAX_MS		? 2 * pause
+								: PAUSE_MAX_MS;
 	}
 	kvp_close(h->client);
 	printf("%" PRIu64 " blocks quantised, %" PRIu64 " bytes of exact ones, %" PRIu64 " errors\n", h->blocks,

@@ -70,6 +70,7 @@ json_t *ns_json(const struct kvp_ns_row *row)
 	json_object_set_new(json, "owner_uid", json_integer(row->owner_uid));
 	json_object_set_new(json, "mode", json_sprintf("%04o", row->mode));
 	json_object_set_new(json, "copied", json_boolean(row->flags & KVP_NS_COPIED));
+	json_object_set_new(json, "takes_cold", json_boolean(row->flags & KVP_NS_COLD));
 	json_object_set_new(json, "policy", json_string(row->flags & KVP_NS_LEARNED ? "learned" : "lru"));
 	json_object_set_new(json, "layout", json_string(layout_name(row->layout)));
 	json_object_set_new(json, "type_k", type_json(row, row->type_k));
