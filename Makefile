@@ -235,6 +235,7 @@ $(BUILD)/test/wallclock.so: tests/data/wallclock.c
 	$(call note,LD,$@)
 	$(Q)$(CC) -std=gnu17 -D_GNU_SOURCE $(WARN) -O2 -fPIC -shared $< -o $@ -ldl
 $(BUILD)/test/test_client_events: | $(BUILD)/test/wallclock.so
+$(BUILD)/test/test_cold: | $(BUILD)/kvpool-cold
 
 .PHONY: tests
 tests: all $(UNIT_TESTS) $(SYSTEM_TESTS) $(SYSTEM_PROGRAMS) $(BUILD)/test/wallclock.so $(if $(wildcard daemon/main.c),$(BUILD)/kvpoold-fault) $(if $(PEERS_HERE),$(BENCHES))

@@ -29,7 +29,7 @@ static int cold_take(const struct request *request, struct kvp_wire_cold_ns *fou
 
 int kvp_cold_next(struct kvp_client *client, uint64_t *after, uint32_t idle_ms, struct kvp_cold *cold)
 {
-	struct kvp_wire_cold_ns found;
+	struct kvp_wire_cold_ns found = {0};
 	int r = client_bad(client);
 
 	if (r < 0)

@@ -454,6 +454,46 @@ static void what_was_made_and_went_is_not_made_again(void **state)
 	kvp_ns_close(to);
 }
 
+/* By hand: what no helper would send, and what it would be told in namespaces that are not for it. */
+static void questions_for_what_is_cold_are_checked_as_any_others(void **state)
+{
+	struct fixture *f = *state;
+	struct kvp_desc small = small_desc(), desc = exact_desc();
+	struct kvp_ns *to = given_ns(f, "m", &small, KVP_NS_COLD);
+	struct kvp_wire_join join = {.owner_uid = KVP_UID_SELF, .flags = KVP_NS_JOIN | KVP_NS_READONLY, .name = "m"};
+	struct kvp_wire_cold_ask ask = {.idle_ms = 0};
+	struct kvp_wire_batch batch = {.n = UINT32_MAX};
+	static struct kvp_wire_cold_ns found;
+	struct kvp_key keys[8];
+	struct wire w;
+	struct wire_ns ns;
+
+	publish_chain(f, f->ns, 100, 3);
+	assert_int_equal(wire_open(&w, f->host.socket), 0);
+	assert_int_equal(wire_call(&w, KVP_MSG_COLD_NS, &ask, sizeof(ask), &found, sizeof(found)), sizeof(found));
+	assert_int_equal(found.has, 1);
+	ask.idle_ms = 60000;
+	assert_int_equal(wire_call(&w, KVP_MSG_COLD_NS, &ask, sizeof(ask), &found, sizeof(found)), sizeof(found));
+	assert_int_equal(found.has, 0);
+	ask.after = found.ns_id;
+	assert_int_equal(wire_call(&w, KVP_MSG_COLD_NS, &ask, sizeof(ask), &found, sizeof(found)), 0);
+	batch.ns_id = ask.after;
+	assert_int_equal(wire_call(&w, KVP_MSG_COLD, &batch, sizeof(batch), keys, sizeof(keys)), -KVP_ENOENT);
+	join.desc = small;
+	assert_int_equal(wire_join_as(&w, &ns, &join), 0);
+	assert_int_equal(wire_call(&w, KVP_MSG_COLD, &batch, sizeof(batch), keys, sizeof(keys)), -KVP_EACCES);
+	wire_leave(&ns);
+	join.flags = KVP_NS_JOIN;
+	join.desc = desc;
+	assert_int_equal(wire_join_as(&w, &ns, &join), 0);
+	batch.ns_id = ns.id; /* the exact one: nothing is made of it into itself */
+	assert_int_equal(wire_call(&w, KVP_MSG_COLD, &batch, sizeof(batch), keys, sizeof(keys)), 0);
+	wire_leave(&ns);
+	assert_int_equal(wire_call(&w, KVP_MSG_COLD_NS, &ask, sizeof(ask) - 1, &found, sizeof(found)), WIRE_HUNG_UP);
+	wire_close(&w);
+	kvp_ns_close(to);
+}
+
 static bool is_attached(void *arg)
 {
 	const struct fixture *f = arg;
@@ -525,6 +565,7 @@ int main(int argc, char **argv)
 		TEST(who_may_not_read_a_namespace_is_not_told_of_it),
 		TEST(being_quantised_keeps_no_block_in_memory),
 		TEST(what_was_made_and_went_is_not_made_again),
+		TEST(questions_for_what_is_cold_are_checked_as_any_others),
 		TEST(a_kill_of_the_helper_or_the_daemon_at_any_moment_loses_nothing),
 		TEST(a_full_pool_serves_as_if_nobody_quantised),
 	};
