@@ -124,6 +124,16 @@ static int helper_end(struct fixture *f, int number)
 	return status;
 }
 
+static void assert_helper_said(const struct fixture *f, const char *text)
+{
+	int fd = open(f->helper_log, O_RDONLY);
+	char said[1024] = "";
+
+	assert_true(fd >= 0 && read(fd, said, sizeof(said) - 1) >= 0);
+	close(fd);
+	assert_string_equal(said, text);
+}
+
 static int teardown(void **state)
 {
 	struct fixture *f = *state;
@@ -350,13 +360,14 @@ static void what_is_used_is_not_cold(void **state)
 	kvp_ns_close(to);
 }
 
-/* Its namespaces of this name are open to others, who may then do this too. */
-static void given_open_pair(struct fixture *f, struct kvp_ns **from, struct kvp_ns **to)
+/* The labelled one is open to others, who may then do this too where they may read the exact one. */
+static void given_open_pair(
+	struct fixture *f, const char *name, uint32_t mode, struct kvp_ns **from, struct kvp_ns **to)
 {
 	struct kvp_desc desc = exact_desc(), small = small_desc();
-	struct kvp_ns_opts opts = {.size = sizeof(opts), .name = "open", .owner_uid = KVP_UID_SELF, .desc = &desc};
+	struct kvp_ns_opts opts = {.size = sizeof(opts), .name = name, .owner_uid = KVP_UID_SELF, .desc = &desc};
 
-	opts.mode = 0644;
+	opts.mode = mode;
 	assert_int_equal(kvp_ns_open(f->client, &opts, from), 0);
 	opts.mode = 0666;
 	opts.desc = &small;
@@ -368,22 +379,28 @@ static void who_may_not_read_a_namespace_is_not_told_of_it(void **state)
 {
 	struct fixture *f = *state;
 	struct kvp_desc small = small_desc();
-	struct kvp_ns *to, *open_from, *open_to;
+	struct kvp_ns *to, *open_from, *open_to, *half_from, *half_to;
 	struct made made = {.first = 200, .n = 3};
 
 	if (geteuid()) /* it takes another user */
 		skip();
 	to = given_ns(f, "m", &small, KVP_NS_COLD);
-	given_open_pair(f, &open_from, &open_to);
+	given_open_pair(f, "open", 0644, &open_from, &open_to);
+	given_open_pair(f, "half", 0600, &half_from, &half_to);
 	made.to = open_to;
 	assert_int_equal(chmod(f->host.dir, 0755), 0);
 	publish_chain(f, f->ns, 100, 3);
+	publish_chain(f, half_from, 300, 3);
 	publish_chain(f, open_from, 200, 3);
 	helper_start(f, SOMEBODY, "100", "64");
 	assert_made(&made, 20000);
 	wire_sleep_ms(1000);
 	assert_int_equal(atomic_load(&row_of(f, to)->counters.stored), 0);
 	assert_int_equal(helper_end(f, SIGTERM), 0);
+	assert_helper_said(
+		f, "3 blocks quantised, 98304 bytes of exact ones, 0 errors\n"); /* and was refused nothing */
+	kvp_ns_close(half_from);
+	kvp_ns_close(half_to);
 	kvp_ns_close(open_from);
 	kvp_ns_close(open_to);
 	kvp_ns_close(to);
