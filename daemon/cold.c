@@ -98,10 +98,12 @@ static bool somebody_waits(const struct daemon *d)
 	return false;
 }
 
-uint32_t cold_find(struct ns *to, uint32_t idle_ms, struct kvp_key *parent, struct kvp_key *keys, uint32_t max)
+uint32_t cold_find(
+	struct ns *to, uint32_t idle_ms, struct kvp_key *parent, struct kvp_key *keys, uint32_t max, bool *more)
 {
 	struct ns *from = somebody_waits(to->d) ? NULL : cold_from(to);
 
+	*more = false;
 	for (unsigned looks = 0; from && looks < COLD_LOOKS; looks++) {
 		struct entry *e = policy_candidate(from, to->cold_at);
 		struct kvp_key key;
@@ -113,14 +115,16 @@ uint32_t cold_find(struct ns *to, uint32_t idle_ms, struct kvp_key *parent, stru
 			to->cold_at = 0;
 			return 0; /* once round: who asks has the others first */
 		}
-		to->cold_at++;
 		/* what was in it and went was not wanted: it would go round for ever */
-		if (!cold_is_idle(from, e, idle_ms) || cold_made(to, e, &key) ||
-			ns_miss_reason(to, &key) == KVP_MISS_EVICTED)
-			continue;
-		n = cold_piece(to, e, parent, keys, max);
+		n = cold_is_idle(from, e, idle_ms) && !cold_made(to, e, &key) &&
+				    ns_miss_reason(to, &key) != KVP_MISS_EVICTED
+			    ? cold_piece(to, e, parent, keys, max)
+			    : 0;
+		if (!n || kvp_key_same(&keys[n - 1], &e->key)) /* else the chain's next piece is asked for next */
+			to->cold_at++;
 		if (n)
 			return n;
 	}
+	*more = from != NULL;
 	return 0;
 }

@@ -14,7 +14,8 @@ struct ns *cold_from(const struct ns *to);
 /** cold_next() - of those this session may write to, made of what it may read, the one with the least id above @after; NULL */
 struct ns *cold_next(const struct session *session, uint64_t after);
 /** cold_find() - see KVP_MSG_COLD.  A bounded look at those unused for longest, from where the last one ended.
- *  @keys: room for @max, at least one. Return: 0: none. */
-uint32_t cold_find(struct ns *to, uint32_t idle_ms, struct kvp_key *parent, struct kvp_key *keys, uint32_t max);
+ *  @keys: room for @max, at least one. Return: 0: none, and unless @more none further on. */
+uint32_t cold_find(
+	struct ns *to, uint32_t idle_ms, struct kvp_key *parent, struct kvp_key *keys, uint32_t max, bool *more);
 
 #endif

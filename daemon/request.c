@@ -643,6 +643,7 @@ static void on_cold_ns(struct peer *peer, const struct kvp_msg *msg, const void 
 	struct kvp_wire_cold_ask ask;
 	struct kvp_key key, parent;
 	struct ns *to;
+	bool more;
 
 	if (!body_take(&ask, sizeof(ask), KVP_COLD_ASK_LEAST, body, n)) {
 		peer_close(peer, "its COLD_NS has the wrong length");
@@ -657,9 +658,11 @@ static void on_cold_ns(struct peer *peer, const struct kvp_msg *msg, const void 
 			.from = cold_from(to)->head->desc,
 			.to = to->head->desc};
 		memcpy(found.name, to->head->name, sizeof(found.name));
-		found.has = cold_find(to, ask.idle_ms, &parent, &key, 1);
+		found.has = cold_find(to, ask.idle_ms, &parent, &key, 1, &more);
 		if (found.has) /* it is named when it is asked for */
 			to->cold_at = at;
+		else if (more)
+			found.has = KVP_COLD_MORE;
 	}
 	peer_answer(peer, msg->type, msg->id, 0, &found, to ? sizeof(found) : 0, NULL, 0);
 }
@@ -670,6 +673,7 @@ static void on_cold(struct peer *peer, const struct kvp_msg *msg, struct member 
 	const struct ns *from = cold_from(member->ns);
 	struct kvp_wire_batch batch;
 	uint32_t n = 0;
+	bool more = false;
 
 	memcpy(&batch, body, sizeof(batch)); /* so much is there: on_ns_message() */
 	if (!member->writable || (from && !ns_may_read(from, peer->session))) {
@@ -680,8 +684,8 @@ static void on_cold(struct peer *peer, const struct kvp_msg *msg, struct member 
 	if (batch.n > KVP_WIRE_BATCH_MAX)
 		batch.n = KVP_WIRE_BATCH_MAX;
 	if (batch.n)
-		n = cold_find(member->ns, batch.flags, keys, keys + 1, batch.n);
-	peer_answer(peer, msg->type, msg->id, 0, keys, n ? (1 + n) * sizeof(keys[0]) : 0, NULL, 0);
+		n = cold_find(member->ns, batch.flags, keys, keys + 1, batch.n, &more);
+	peer_answer(peer, msg->type, msg->id, 0, keys, n || more ? (1 + n) * sizeof(keys[0]) : 0, NULL, 0);
 }
 
 /* Messages about a namespace begin with its id. */

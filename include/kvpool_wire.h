@@ -69,7 +69,8 @@ enum kvp_msg_type {
 		20, /* kvp_wire_cold_ask                -> kvp_wire_cold_ns, or nothing: past the last (KVP_CAN_COLD) */
 	KVP_MSG_COLD =
 		21, /* kvp_wire_batch (the namespace with KVP_NS_COLD, @n keys at most, flags: idle, in ms)   -> kvp_key[]: parent
-			       of the first or zeroes, then a piece of a chain; nothing: there is none, or others wait for room */
+			       of the first or zeroes, then a piece of a chain; one key: ask again, not all was looked at; nothing:
+			       there is none, or others wait for room */
 	KVP_MSG_DRAIN = 32, /* operators: kvp_wire_admin       -> kvp_wire_admin_done */
 	KVP_MSG_PURGE = 33, /* operators: kvp_wire_admin       -> kvp_wire_admin_done, then the daemon ends */
 	KVP_MSG_EVICT = 34, /* operators: kvp_wire_admin       -> kvp_wire_admin_done */
@@ -306,10 +307,11 @@ struct kvp_wire_cold_ask {
 struct kvp_wire_cold_ns {
 	uint64_t ns_id;
 	uint32_t owner_uid;
-	uint32_t has; /* 1: something is cold in it */
+	uint32_t has; /* 1: something is cold in it; KVP_COLD_MORE */
 	char name[KVP_NAME_MAX];
 	struct kvp_desc from, to;
 };
+#define KVP_COLD_MORE 2u /* not as far as was looked: ask again */
 #define KVP_COLD_NS_LEAST ((uint32_t)(80 + 2 * sizeof(struct kvp_desc)))
 static_assert(sizeof(struct kvp_wire_cold_ns) == 80 + 2 * sizeof(struct kvp_desc), "wire v1");
 

@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#define ASKED_MAX 64u /* for one namespace, while the daemon says that it has not looked at all yet */
+
 static int cold_call(struct session *s, uint16_t type, const void *body, size_t n, struct request **request)
 {
 	if (!wire_can(s->client, KVP_CAN_COLD))
@@ -30,6 +32,7 @@ static int cold_take(const struct request *request, struct kvp_wire_cold_ns *fou
 int kvp_cold_next(struct kvp_client *client, uint64_t *after, uint32_t idle_ms, struct kvp_cold *cold)
 {
 	struct kvp_wire_cold_ns found = {0};
+	unsigned asked = 0;
 	int r = client_bad(client);
 
 	if (r < 0)
@@ -49,8 +52,11 @@ int kvp_cold_next(struct kvp_client *client, uint64_t *after, uint32_t idle_ms, 
 		request_free(request);
 		if (r <= 0)
 			return r;
+		if (found.has == KVP_COLD_MORE && ++asked < ASKED_MAX)
+			continue;
 		*after = found.ns_id;
-	} while (!found.has);
+		asked = 0;
+	} while (found.has != 1);
 	*cold = (struct kvp_cold){
 		.size = sizeof(*cold), .owner_uid = found.owner_uid, .from = found.from, .to = found.to};
 	memcpy(cold->name, found.name, sizeof(cold->name));
@@ -76,7 +82,13 @@ int64_t kvp_cold_keys(struct kvp_ns *from, struct kvp_ns *to, uint32_t idle_ms, 
 	if (!map)
 		return fail(-KVP_EDETACHED, "namespace %s: no daemon", to->join.name);
 	head.ns_id = map->ns_id;
-	r = cold_call(map->session, KVP_MSG_COLD, &head, sizeof(head), &request);
+	for (unsigned asked = 0; r == 0 && asked < ASKED_MAX; asked++) {
+		request_free(request);
+		request = NULL;
+		r = cold_call(map->session, KVP_MSG_COLD, &head, sizeof(head), &request);
+		if (r == 0 && request->body_bytes != sizeof(*keys))
+			break;
+	}
 	if (r == 0 && request->body_bytes >= 2 * sizeof(*keys)) {
 		n = (int64_t)(request->body_bytes / sizeof(*keys)) - 1;
 		n = n < head.n ? n : head.n;
