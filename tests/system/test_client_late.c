@@ -368,29 +368,47 @@ static void given_a_copied_namespace(struct fixture *f, struct taken *taken)
 	f->relay.meanwhile = goes_and_comes_from_elsewhere;
 }
 
+#define PUT_OUT 255 /* no result */
+
+/* The relay stands still until the daemon takes back what its client held: at times it gives up the client too. */
 static uint8_t publishes(struct fixture *f, const struct taken *taken, struct kvp_view *view)
 {
 	struct kvp_block_ref block;
 	struct kvp_publish_item item = {.key = taken->key, .block = &block, .used_tokens = TRIAL_TOKENS, .view = view};
 	uint8_t result = 0;
+	int64_t n;
 
 	assert_int_equal(kvp_reserve(taken->writes, 1, 0, kvp_deadline_ms(20000), &block), 1);
 	wire_fill(block.data, TRIAL_BLOCK, 9);
-	assert_int_equal(kvp_publish(taken->writes, &item, 1, &result), 1);
-	assert_null(block.data);
+	n = kvp_publish(taken->writes, &item, 1, &result);
 	f->relay.meanwhile = NULL;
 	assert_int_equal(taken->n_gone, 1);
+	if (n == 0 && taken->n_sent == 1) {
+		kvp_abandon(&block, 1);
+		return PUT_OUT;
+	}
+	assert_int_equal(n, 1);
+	assert_null(block.data);
 	return result;
 }
 
 static void who_stored_a_block_hears_so_though_it_was_gone_before_it_could_be_held(void **state)
 {
 	struct fixture *f = *state;
+	uint8_t result = PUT_OUT;
 	struct kvp_view view;
 	struct taken taken;
 
-	given_a_copied_namespace(f, &taken);
-	assert_int_equal(publishes(f, &taken, &view), KVP_PUB_STORED);
+	for (unsigned tries = 0; result == PUT_OUT && tries < 10; tries++) {
+		if (tries) {
+			kvp_ns_close(taken.writes);
+			kvp_ns_close(taken.other);
+			wire_sleep_ms(500); /* attached anew */
+		}
+		given_a_copied_namespace(f, &taken);
+		result = publishes(f, &taken, &view);
+	}
+	assert_int_equal(result, KVP_PUB_STORED);
 	assert_int_equal(taken.n_again, 1);
 	assert_true(wire_right(view.data, TRIAL_BLOCK, 9));
 	kvp_release(&view, 1);
