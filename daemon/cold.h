@@ -11,7 +11,7 @@
 
 /** cold_from() - what it is made of, where its owner allowed it when it was made; NULL: there is none */
 struct ns *cold_from(const struct ns *to);
-/** cold_next() - of those this session may write to, made of what it may read, the one with the least id above @after; NULL */
+/** cold_next() - of those @session may write to, made of what it may read, the one with the least id above @after; NULL */
 struct ns *cold_next(const struct session *session, uint64_t after);
 /** cold_find() - see KVP_MSG_COLD.  A bounded look at those unused for longest, from where the last one ended.
  *  @keys: room for @max, at least one. Return: 0: none, and unless @more none further on. */
